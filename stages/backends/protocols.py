@@ -1,0 +1,209 @@
+"""The three services that a stage sees. It never knows which implementation it has.
+
+`Sampler` and `Sandbox` are asynchronous (many attempts wait at once); `Learner` is synchronous (one device, one update).
+Names follow SGLang (`input_ids`, `sampling_params`, `output_token_logprobs`, `weight_version`) and slime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from stages.domain import CheckResult, Task, Verdict
+
+# --------------------------------------------------------------------------- sampler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    stop_token_ids: tuple[int, ...] = ()
+    sampling_seed: int = 0  # every request has its own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    rid: str  # one attempt keeps one rid: its cache is reused while input_ids extends what is cached
+    input_ids: Sequence[int]
+    sampling_params: SamplingParams
+    return_routed_experts: bool = False
+    routed_experts_start_len: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateAnswer:
+    rid: str
+    output_ids: tuple[int, ...]  # the stop token included
+    output_token_logprobs: tuple[float, ...]  # of the sampled ids: log_softmax(logits / T), full vocabulary
+    finish_reason: str  # "stop", "length" or "abort"
+    prompt_tokens: int
+    cached_tokens: int
+    weight_version: str
+    output_token_sampling_logprobs: tuple[float, ...] | None = None  # over the top-p/top-k support
+    routed_experts: np.ndarray | None = None  # int32 [prompt + completion - 1 - start_len, L, K]
+
+
+class Sampler(Protocol):
+    vocab_size: int
+    context_len: int
+    weight_version: str
+
+    async def generate(self, requests: Sequence[GenerateRequest]) -> list[GenerateAnswer]:
+        """Answers in request order. A wave: all requests of one call are decoded together."""
+        ...
+
+    async def release(self, rids: Sequence[str]) -> None:
+        """Forget the caches of finished attempts. Unknown rids are ignored."""
+        ...
+
+    async def update_weights_from_disk(self, model_path: Path, weight_version: str) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+# --------------------------------------------------------------------------- learner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainSequence:
+    """One segment as the learner needs it. All arrays have length T and are aligned with `tokens`.
+
+    Position j of `advantages`, `value_targets`, `old_values` and `rollout_log_probs` belongs to sampled token j, whose
+    value and log-probability are read at hidden state j-1 (the prefix before it). Entries outside `loss_mask` are ignored.
+    """
+
+    tokens: np.ndarray  # int32 [T]
+    loss_mask: np.ndarray  # bool [T]
+    rollout_log_probs: np.ndarray  # float32 [T]
+    advantages: np.ndarray | None = None  # float32 [T]
+    value_targets: np.ndarray | None = None  # float32 [T]
+    old_values: np.ndarray | None = None  # float32 [T]
+    rollout_routed_experts: np.ndarray | None = None  # int32 [T-1, L, K]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimConfig:
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    clip_grad: float = 1.0
+
+
+class Learner(Protocol):
+    """Actor and critic with their optimisers, colocated. Every `*_step` is exactly one optimiser update."""
+
+    def load(self, actor_dir: Path, critic_dir: Path | None) -> None:
+        """Weights only; fresh optimisers."""
+        ...
+
+    def init_critic(self) -> None:
+        """Critic = the actor's backbone with a zero value head (spec §2.2)."""
+        ...
+
+    def start_phase(self, *, actor: OptimConfig | None, critic: OptimConfig | None) -> None:
+        """New optimiser moments for a phase; None leaves that model frozen."""
+        ...
+
+    def distil_step(self, batch: Sequence[TrainSequence], *, lr: float) -> dict[str, float | None]:
+        """One update of −Σ_j m_j log π(y_j|h_j): sum over tokens, mean over trajectories (spec §2.1)."""
+        ...
+
+    def values(self, batch: Sequence[TrainSequence]) -> list[np.ndarray]:
+        """v_j at every masked position, float32 [T] each (0 elsewhere), no gradient."""
+        ...
+
+    def log_probs(self, batch: Sequence[TrainSequence], *, temperature: float = 1.0) -> list[np.ndarray]:
+        """log π_train(y_j|h_j) at every masked position, float32 [T] each, no gradient."""
+        ...
+
+    def critic_step(self, batch: Sequence[TrainSequence], *, value_clip: float) -> dict[str, float | None]: ...
+
+    def actor_step(
+        self, batch: Sequence[TrainSequence], *, eps_clip: float, eps_clip_high: float, temperature: float = 1.0
+    ) -> dict[str, float | None]: ...
+
+    def save(self, path: Path) -> tuple[str, str | None]:
+        """Atomic folder {actor/, critic/, optimiser state, manifest.json}; returns (actor digest, critic digest)."""
+        ...
+
+    def restore(self, path: Path) -> None:
+        """Everything that `save` wrote, so that the next step is the one that would have followed."""
+        ...
+
+
+# --------------------------------------------------------------------------- sandbox
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandResult:
+    """One command in the persistent shell."""
+
+    output: bytes  # stdout and stderr as they came, head and tail kept beyond the cap
+    exit_code: int | None  # None: timed out, or the shell ended
+    timed_out: bool = False
+    restarted: bool = False  # bash had to be started anew; cwd and environment were kept
+    truncated_bytes: int = 0
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifierReport:
+    verdict: Verdict
+    checks: tuple[CheckResult, ...] = ()
+    flags: tuple[str, ...] = ()
+    log: str = ""
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capability:
+    """One row of `rsi doctor`: what this machine's sandbox can enforce, tested, not assumed."""
+
+    name: str
+    enforced: bool
+    detail: str
+
+
+class Sandbox(Protocol):
+    """One attempt's machine: fresh filesystem, one persistent bash, no network."""
+
+    async def run(self, command: str, *, timeout_s: float | None = None) -> CommandResult: ...
+
+    async def verify(self) -> VerifierReport:
+        """Kill every process of the agent, then run the task's tests in a second, fresh sandbox on the final state."""
+        ...
+
+    async def close(self) -> None:
+        """Leave nothing behind. Idempotent."""
+        ...
+
+
+class SandboxBackend(Protocol):
+    name: str
+
+    async def start(self) -> None:
+        """Raises SandboxUnavailable where the machine cannot run it."""
+        ...
+
+    async def open(self, task: Task) -> Sandbox: ...
+
+    async def capabilities(self) -> Sequence[Capability]: ...
+
+    async def aclose(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Backends:
+    """What a stage is given."""
+
+    sampler: Sampler
+    learner: Learner
+    sandbox: SandboxBackend
+    metadata: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,57 @@
+"""One error tree. Every message says what is wrong, where, and what to do next."""
+
+
+class RsiError(Exception):
+    """Base of every error that a user can cause or meet. The command line prints it without a traceback."""
+
+
+class ConfigError(RsiError):
+    """A recipe, form field or command-line option that cannot be used."""
+
+
+class TaskError(RsiError):
+    """A task folder or suite that cannot be read; the message names the file."""
+
+
+class ModelError(RsiError):
+    """A model folder that is missing a file, has another architecture, or another vocabulary."""
+
+
+class SandboxError(RsiError):
+    """The sandbox backend failed (an `infra_error`: never the policy's fault)."""
+
+
+class SandboxUnavailable(SandboxError):
+    """This machine cannot run the backend at all; the message names the other one."""
+
+
+class SamplerError(RsiError):
+    """The sampler gave no answer, or one that breaks its contract."""
+
+
+class DriftError(RsiError):
+    """A token inside the loss region differs from what the sampler returned; the step is refused (spec §6.1)."""
+
+
+class BatchError(RsiError):
+    """Too few attempts with a verdict (`min_batch_fraction`), or a sequence longer than the context."""
+
+
+class RewardError(RsiError):
+    """A family scale of zero, a NaN reward, or a reward kind that lacks what it needs."""
+
+
+class CheckpointError(RsiError):
+    """A checkpoint that is incomplete, does not match its digests, or belongs to another architecture."""
+
+
+class StoreError(RsiError):
+    """The database or the artifact store cannot be reached or refuses a record."""
+
+
+class ServiceError(RsiError):
+    """A service of ours (Postgres, Prefect, console) did not start, or its port is taken."""
+
+
+class StopRequested(RsiError):
+    """A person asked to pause or cancel; raised at the next safe boundary, never in the middle of an update."""
