@@ -1,0 +1,216 @@
+"""Stage settings. Every default is spec §2.3's or is marked "ours"; recipes override them and say why.
+
+Light on purpose: importing this module loads no torch.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from stages.domain import Stratum
+
+PositiveInt = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Strict(BaseModel):
+    """Frozen, and an unknown key is an error that names it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RewardKind(StrEnum):
+    FDR = "fdr"  # family dense reward (spec §4.2)
+    SPR = "spr"  # strict-pass reward (spec §4.3)
+    COUNT = "count"  # passed / 20 (spec §4.1)
+    BINARY = "binary"  # S
+
+
+class SamplingConfig(Strict):
+    """How one kind of call is sampled. Training needs temperature and top-p 1 (spec §5)."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    max_new_tokens: PositiveInt = 8192  # spec §7: output tokens per turn
+
+
+class RolloutConfig(Strict):
+    """How attempts are run (spec §7)."""
+
+    harness: Literal["shell", "terminus2"] = "terminus2"
+    max_turns: PositiveInt | None = None  # None: each task's own limit
+    max_context_tokens: PositiveInt = 96_000  # input limit
+    observation_chars: PositiveInt = 10_000
+    wave_size: PositiveInt = 128  # attempts decoded together, in lockstep; ours
+    lanes: PositiveInt = 2  # waves in flight: one decodes while the other's shells run; ours
+    max_tokens_per_attempt: PositiveInt | None = None
+
+
+class TaskDraw(Strict):
+    """How tasks are drawn from the pool. Weights are relative; a stratum without a weight is not drawn."""
+
+    n_tasks: PositiveInt | None = None  # None: the whole pool
+    stratum_weights: dict[Stratum, float] | None = None  # None: as the pool has them
+
+
+class ExploreConfig(Strict):
+    draw: TaskDraw = TaskDraw()
+    attempts_per_task: PositiveInt = 4  # K (spec §2.1)
+    sampling: SamplingConfig = SamplingConfig()
+
+
+class RewriteConfig(Strict):
+    planner: str = "actor"  # or a model folder / server of another model
+    runbooks_per_task: PositiveInt = 1
+    max_pass_rate: Fraction = 1.0  # explore only tasks whose success rate is at most this one; ours
+    sampling: SamplingConfig = SamplingConfig(temperature=0.6)
+
+
+class ReviewConfig(Strict):
+    policy: Literal["auto", "human"] = "auto"
+    max_lines: PositiveInt = 40
+    max_line_chars: PositiveInt = 400
+    required_reviewers: PositiveInt = 1
+
+
+class ReplayConfig(Strict):
+    attempts_per_runbook: PositiveInt = 4  # M (spec §2.1)
+    sampling: SamplingConfig = SamplingConfig()
+    only_faithful: bool = False  # keep only replays with no turn beyond the runbook and no failed command; ours
+    control_runbooks: int = Field(default=0, ge=0)  # also replay this many with no and with another task's runbook
+
+
+class DistilConfig(Strict):
+    lr: float = Field(default=1e-6, gt=0)
+    epochs: PositiveInt = 1
+    batch_size: PositiveInt = 32
+    clean_sampling: Literal["per_task", "pooled"] = "per_task"
+    distil_prompt: Literal["without_runbook", "as_executed"] = "without_runbook"
+    warmup_steps: int = Field(default=0, ge=0)
+    decay: Literal["constant", "linear"] = "constant"
+    clip_grad: float = Field(default=1.0, gt=0)
+    candidates: tuple[str, ...] = ("last",)  # "parent", "epoch-N", "last", "midpoint": chosen on validation
+
+
+class RSRConfig(Strict):
+    explore: ExploreConfig = ExploreConfig()
+    rewrite: RewriteConfig = RewriteConfig()
+    review: ReviewConfig = ReviewConfig()
+    replay: ReplayConfig = ReplayConfig()
+    distil: DistilConfig = DistilConfig()
+
+
+class RewardConfig(Strict):
+    kind: RewardKind = RewardKind.FDR
+    progress: Literal["raw", "net_of_nop"] = "raw"
+    quantile: Fraction = 0.90
+    d_min: float = Field(default=1.0, ge=0)
+    min_attempts: PositiveInt = 5  # families with fewer profiles borrow their stratum's scale; ours
+    recalibrate: bool = False  # D'_f = c_f · D_f (spec §4.5)
+
+
+class ProfileConfig(Strict):
+    draw: TaskDraw = TaskDraw(n_tasks=2560)  # spec §4.5
+    attempts_per_task: PositiveInt = 1
+
+
+class WarmupConfig(Strict):
+    """Critic warm-up, once, before RPR-1 (spec §2.2). It trains on the profiling attempts."""
+
+    epochs: PositiveInt = 1
+    batch_size: PositiveInt = 32
+    lr: float = Field(default=1.5e-5, gt=0)
+
+
+class RPRConfig(Strict):
+    """Recipe of one RPR stage (spec §2.3, §5)."""
+
+    reward: RewardConfig = RewardConfig()
+    profile: ProfileConfig = ProfileConfig()
+    warmup: WarmupConfig = WarmupConfig()
+    inherit_critic: bool = True
+    num_critic_only_steps: Literal[4] = 4
+    joint_steps: PositiveInt = 20
+    keep_steps: tuple[PositiveInt, ...] = ()  # candidates for selection; empty: the last step only
+    draw: TaskDraw = TaskDraw()
+    global_batch_size: PositiveInt = 256
+    over_sampling_batch_size: PositiveInt = 288
+    min_batch_fraction: Fraction = 0.5
+    n_samples_per_prompt: PositiveInt = 1
+    actor_lr: float = Field(default=5e-7, gt=0)
+    critic_lr: float = Field(default=1.5e-5, gt=0)
+    eps_clip: float = Field(default=0.30, gt=0)
+    eps_clip_high: float = Field(default=5.00, gt=0)
+    value_clip: float = Field(default=4.00, gt=0)
+    actor_clip_grad: float = Field(default=1.0, gt=0)
+    critic_clip_grad: float = Field(default=100.0, gt=0)
+    gamma_turn: Fraction = 1.0
+    lambda_turn: Fraction = 1.0
+    whiten_advantages: bool = False
+    time_limit: Literal["terminal", "bootstrap", "mask"] = "terminal"
+    handover: Literal["full", "value_only", "none"] = "full"
+    ev_alarm_steps: PositiveInt = 5  # alarm when EV < 0 for so many steps
+
+    @model_validator(mode="after")
+    def _sizes(self) -> RPRConfig:
+        if self.over_sampling_batch_size < self.global_batch_size:
+            raise ValueError("over_sampling_batch_size must be at least global_batch_size")
+        if any(s > self.joint_steps for s in self.keep_steps):
+            raise ValueError("keep_steps names a step beyond joint_steps")
+        return self
+
+
+class EvaluateConfig(Strict):
+    """Mean@k (spec §7, §8)."""
+
+    attempts_per_task: PositiveInt = 3
+    sampling: SamplingConfig = SamplingConfig(temperature=0.6, top_p=0.95)
+    n_tasks: PositiveInt | None = None  # a fixed prefix of the suite, same for every checkpoint
+
+
+class LearnerConfig(Strict):
+    backend: Literal["torch", "megatron"] = "torch"
+    max_tokens_per_gpu: PositiveInt = 8192
+    log_probs_chunk_size: PositiveInt = 1024
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    num_threads: PositiveInt | None = None
+    use_rollout_routing_replay: bool = True
+
+
+class CycleConfig(Strict):
+    """One cycle: the loop from Base to the last checkpoint."""
+
+    name: str = Field(min_length=1, max_length=120)
+    recipe: str = "paper"
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    rounds: int = Field(default=2, ge=1, le=8)
+    model: Path | None = None  # Hugging Face folder; None: the model that ships with the package
+    pool: Path | Literal["embedded"] = "embedded"
+    pool_size: PositiveInt = 1200  # embedded pool only
+    validation_suite: Path | Literal["embedded"] = "embedded"
+    validation_size: PositiveInt = 60  # embedded suites only
+    reported_suites: tuple[str, ...] = ("embedded:heldout-names", "embedded:heldout-combinations")
+    reported_size: PositiveInt = 40  # embedded suites only
+    rollout: RolloutConfig = RolloutConfig()
+    learner: LearnerConfig = LearnerConfig()
+    rsr: tuple[RSRConfig, ...] = (RSRConfig(),)  # round r uses entry min(r, last)
+    rpr: tuple[RPRConfig, ...] = (RPRConfig(),)
+    validate_: EvaluateConfig = Field(default=EvaluateConfig(attempts_per_task=1), alias="validate")
+    evaluate: EvaluateConfig = EvaluateConfig()
+
+    @model_validator(mode="after")
+    def _lists(self) -> CycleConfig:
+        if not self.rsr or not self.rpr:
+            raise ValueError("rsr and rpr each need at least one entry")
+        return self
+
+    def rsr_of(self, round_: int) -> RSRConfig:
+        """Settings of round 1, 2, …"""
+        return self.rsr[min(round_, len(self.rsr)) - 1]
+
+    def rpr_of(self, round_: int) -> RPRConfig:
+        return self.rpr[min(round_, len(self.rpr)) - 1]
