@@ -37,6 +37,10 @@ class BatchError(RsiError):
     """Too few attempts with a verdict (`min_batch_fraction`), or a sequence longer than the context."""
 
 
+class UpdateError(RsiError):
+    """A loss or gradient is not finite; the update was refused and the weights are unchanged."""
+
+
 class RewardError(RsiError):
     """A family scale of zero, a NaN reward, or a reward kind that lacks what it needs."""
 

@@ -6,14 +6,17 @@ Names follow SGLang (`input_ids`, `sampling_params`, `output_token_logprobs`, `w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from stages.domain import CheckResult, Task, Verdict
+
+R = TypeVar("R")
 
 # --------------------------------------------------------------------------- sampler
 
@@ -199,11 +202,27 @@ class SandboxBackend(Protocol):
     async def aclose(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
 class Backends:
-    """What a stage is given."""
+    """What a stage is given, and the event loop on which its asynchronous services live.
 
-    sampler: Sampler
-    learner: Learner
-    sandbox: SandboxBackend
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    Stages are plain generators; `run` drives the loop for as long as one call lasts. Use it as a context manager: on exit
+    the sandboxes and the sampler are closed.
+    """
+
+    def __init__(self, *, sampler: Sampler, learner: Learner, sandbox: SandboxBackend) -> None:
+        self.sampler, self.learner, self.sandbox = sampler, learner, sandbox
+        self._runner = asyncio.Runner()
+
+    def run(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        return self._runner.run(coroutine)
+
+    def __enter__(self) -> Backends:
+        self.run(self.sandbox.start())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.run(self.sandbox.aclose())
+            self.run(self.sampler.aclose())
+        finally:
+            self._runner.close()
