@@ -1,0 +1,48 @@
+"""Where things are: read once from the environment (`RSI_…`, `DATABASE_URL`)."""
+
+from functools import lru_cache
+from pathlib import Path
+
+from pydantic import AliasChoices, Field, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Every field can be set by `RSI_<NAME>`, e.g. `RSI_HOME=/data/rsi`."""
+
+    model_config = SettingsConfigDict(env_prefix="RSI_", extra="ignore", frozen=True, populate_by_name=True)
+
+    home: Path = Path(".rsi")  # everything the embedded default writes; `.rsi` where the command is run
+    database_url: str | None = Field(
+        default=None, validation_alias=AliasChoices("RSI_DATABASE_URL", "DATABASE_URL", "database_url")
+    )  # postgresql://…; None: embedded Postgres under `home`
+    artifact_url: str = ""  # any fsspec URL; empty: `home/artifacts`
+    console_host: str = "127.0.0.1"
+    console_port: int = Field(default=8400, ge=1, le=65535)
+    prefect_port: int = Field(default=4310, ge=1, le=65535)
+    secret_file: Path = Path("secret")  # signs console cookies; relative to `home`
+
+    @field_validator("home")
+    @classmethod
+    def _absolute(cls, home: Path) -> Path:
+        return home.expanduser().resolve()
+
+    @property
+    def artifacts(self) -> str:
+        """URL of the artifact store."""
+        return self.artifact_url or str(self.home / "artifacts")
+
+    @property
+    def secret_path(self) -> Path:
+        return self.home / self.secret_file
+
+    @property
+    def embedded_database(self) -> bool:
+        """True when no external Postgres is named."""
+        return not self.database_url
+
+
+@lru_cache(maxsize=1)
+def get_settings() -> Settings:
+    """The settings of this process. Tests call `get_settings.cache_clear()` after changing the environment."""
+    return Settings()
