@@ -68,15 +68,17 @@ def run_attempts(
     config: RolloutConfig,
     sampling: SamplingConfig,
     seed: tuple[object, ...],
+    namespace: str,
 ) -> Iterator[list[Trajectory]]:
-    """Yields finished waves in order. `seed` and each spec's `key` fix every random choice of an attempt.
+    """Yields finished waves in order. `seed` and each spec's `key` fix every random choice of an attempt; `namespace` only
+    makes its id unique.
 
     Raises SamplerError when the sampler is gone (nothing is lost: finished waves were yielded). A sandbox that fails makes
     its attempt an `infra_error`.
     """
     waves = [specs[i : i + config.wave_size] for i in range(0, len(specs), config.wave_size)]
     lanes = asyncio.Semaphore(config.lanes)
-    runner = _WaveRunner(backends=backends, chat=chat, config=config, sampling=sampling, seed=seed)
+    runner = _WaveRunner(backends=backends, chat=chat, config=config, sampling=sampling, seed=seed, namespace=namespace)
 
     async def start() -> list[asyncio.Task[list[Trajectory]]]:
         async def lane(wave: Sequence[AttemptSpec]) -> list[Trajectory]:
@@ -105,10 +107,18 @@ async def _settle(tasks: Sequence[asyncio.Task[list[Trajectory]]]) -> None:
 
 class _WaveRunner:
     def __init__(
-        self, *, backends: Backends, chat: Chat, config: RolloutConfig, sampling: SamplingConfig, seed: tuple[object, ...]
+        self,
+        *,
+        backends: Backends,
+        chat: Chat,
+        config: RolloutConfig,
+        sampling: SamplingConfig,
+        seed: tuple[object, ...],
+        namespace: str,
     ) -> None:
         self._sampler, self._sandboxes = backends.sampler, backends.sandbox
         self._chat, self._config, self._sampling, self._seed = chat, config, sampling, seed
+        self._namespace = namespace
         self._harness = ShellHarness(observation_chars=config.observation_chars)
 
     async def run(self, specs: Sequence[AttemptSpec]) -> list[Trajectory]:
@@ -128,7 +138,7 @@ class _WaveRunner:
         messages = [self._chat.task_message(spec.task.instruction, spec.runbook)]
         return _Attempt(
             spec=spec,
-            id=derive_id(*self._seed, *spec.key),
+            id=derive_id(self._namespace, *self._seed, *spec.key),
             seed=derive_seed(*self._seed, *spec.key),
             messages=messages,
             ledger=Ledger(self._chat, self._chat.render(messages)),

@@ -1,0 +1,59 @@
+"""What every phase needs, and how phases run attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stages.backends.protocols import Backends
+from stages.chat import Chat
+from stages.config import RolloutConfig, SamplingConfig
+from stages.domain import Phase, Task, Trajectory
+from stages.records import AttemptFinished, Progress, Record
+from stages.rollout import AttemptSpec, run_attempts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageContext:
+    """One stage's services, settings and place in the cycle."""
+
+    backends: Backends
+    chat: Chat
+    rollout: RolloutConfig
+    seed: tuple[object, ...]  # (cycle seed, stage name, arm): every random choice derives from it
+    namespace: str  # the cycle's own id: makes record ids unique, and never touches a random choice
+    work_dir: Path  # step checkpoints and candidates; safe to delete once the stage is done
+
+
+def attempts(
+    ctx: StageContext,
+    phase: Phase,
+    specs: Sequence[AttemptSpec],
+    sampling: SamplingConfig,
+    *,
+    step: int = 0,
+) -> Generator[Record, None, list[Trajectory]]:
+    """Run `specs`; yields one `AttemptFinished` each and a `Progress` per wave; returns the trajectories in order."""
+    done: list[Trajectory] = []
+    waves = run_attempts(
+        specs,
+        backends=ctx.backends,
+        chat=ctx.chat,
+        config=ctx.rollout,
+        sampling=sampling,
+        seed=(*ctx.seed, phase.value, step),
+        namespace=ctx.namespace,
+    )
+    for wave in waves:
+        for trajectory in wave:
+            yield AttemptFinished(phase=phase, trajectory=trajectory, step=step)
+        done += wave
+        passed = sum(t.strict for t in done)
+        yield Progress(phase=phase, done=len(done), total=len(specs), text=f"{passed}/{len(done)} passed")
+    return done
+
+
+def repeat(tasks: Sequence[Task], k: int) -> list[AttemptSpec]:
+    """k attempts at each task, attempt by attempt, so that a wave holds many tasks."""
+    return [AttemptSpec(task=t, attempt=a, key=(t.id, a)) for a in range(k) for t in tasks]

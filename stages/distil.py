@@ -1,0 +1,137 @@
+"""RSR phase 6: clean sampling and distillation (spec §2.1).
+
+`L(θ) = −E[Σ_j m_j log π_θ(y_j | h_j)]` over `Q_clean`, on the sampled ids as they are. The critic is not touched.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from stages.backends.protocols import OptimConfig, TrainSequence
+from stages.chat import Chat
+from stages.config import DistilConfig, EvaluateConfig
+from stages.context import StageContext
+from stages.domain import Phase, Task
+from stages.errors import BatchError
+from stages.evaluate import Option, select
+from stages.records import PhaseDone, PhaseStarted, Progress, Record, StepDone
+from stages.replay import Demonstration
+from stages.seeds import rng
+from stages.tasks.harbor import Suite
+
+
+def distil(
+    ctx: StageContext,
+    config: DistilConfig,
+    validate: EvaluateConfig,
+    demonstrations: Sequence[Demonstration],
+    tasks: Mapping[str, Task],
+    validation: Suite,
+    *,
+    actor_dir: Path,
+    critic_dir: Path | None,
+) -> Generator[Record, None, Option]:
+    """Trains the actor on accepted replays and keeps the best candidate on validation ("parent" = discard).
+
+    Raises BatchError when there is nothing to learn from.
+    """
+    if not demonstrations:
+        raise BatchError("distillation has no accepted replay: no runbook passed review and replay. Explore more tasks or look at the findings.")
+    by_task = _sequences(ctx.chat, config, demonstrations, tasks)
+    learner = ctx.backends.learner
+    learner.load(actor_dir, None)
+    learner.start_phase(actor=OptimConfig(lr=config.lr, clip_grad=config.clip_grad), critic=None)
+    total = sum(len(_batches(_draw(ctx, config, by_task, e), config, ctx, e)) for e in range(config.epochs))
+    yield PhaseStarted(phase=Phase.DISTIL, total=total)
+    saved: dict[str, Path] = {}
+    step = 0
+    for epoch in range(config.epochs):
+        for batch in _batches(_draw(ctx, config, by_task, epoch), config, ctx, epoch):
+            metrics = learner.distil_step(batch, lr=_lr(config, step, total))
+            step += 1
+            yield StepDone(phase=Phase.DISTIL, step=step, metrics=metrics)
+            yield Progress(phase=Phase.DISTIL, done=step, total=total)
+        label = "last" if epoch + 1 == config.epochs else f"epoch-{epoch + 1}"
+        if label in config.candidates or label == "last":
+            saved[label] = ctx.work_dir / "distil" / label
+            learner.save_actor_only(saved[label], critic_from=critic_dir)
+    chosen = yield from select(ctx, validate, validation, Phase.DISTIL, _options(ctx, config, actor_dir, saved, learner))
+    yield PhaseDone(
+        phase=Phase.DISTIL,
+        facts={
+            "demonstrations": len(demonstrations),
+            "tasks": len(by_task),
+            "steps": step,
+            "chosen": chosen.label,
+        },
+    )
+    return chosen
+
+
+def _options(ctx: StageContext, config: DistilConfig, parent: Path, saved: Mapping[str, Path], learner: object) -> list[Option]:
+    options = []
+    for label in config.candidates:
+        if label == "parent":
+            options.append(Option(label=label, actor_dir=parent, is_parent=True))
+        elif label == "midpoint":
+            folder = ctx.work_dir / "distil" / "midpoint"
+            learner.save_midpoint(parent, saved["last"] / "actor", folder)  # type: ignore[attr-defined]
+            options.append(Option(label=label, actor_dir=folder / "actor"))
+        else:
+            options.append(Option(label=label, actor_dir=saved[label] / "actor"))
+    return options
+
+
+def _lr(config: DistilConfig, step: int, total: int) -> float:
+    warm = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
+    decay = max(0.1, 1 - step / total) if config.decay == "linear" else 1.0
+    return config.lr * warm * decay
+
+
+def _draw(
+    ctx: StageContext, config: DistilConfig, by_task: Mapping[str, list[list[TrainSequence]]], epoch: int
+) -> list[list[TrainSequence]]:
+    """`per_task`: one execution per task and epoch, uniformly; `pooled`: every execution (spec §2.1)."""
+    if config.clean_sampling == "pooled":
+        return [execution for group in by_task.values() for execution in group]
+    return [rng(*ctx.seed, Phase.DISTIL, epoch, task_id).choice(group) for task_id, group in by_task.items()]
+
+
+def _batches(
+    executions: Sequence[list[TrainSequence]], config: DistilConfig, ctx: StageContext, epoch: int
+) -> list[list[TrainSequence]]:
+    """Batches of whole trajectories, shuffled, the last one never smaller than half a batch."""
+    order = list(executions)
+    rng(*ctx.seed, Phase.DISTIL, "order", epoch).shuffle(order)
+    n = max(1, round(len(order) / config.batch_size))
+    return [[s for execution in order[i::n] for s in execution] for i in range(n)]
+
+
+def _sequences(
+    chat: Chat, config: DistilConfig, demonstrations: Sequence[Demonstration], tasks: Mapping[str, Task]
+) -> dict[str, list[list[TrainSequence]]]:
+    by_task: dict[str, list[list[TrainSequence]]] = defaultdict(list)
+    for demo in demonstrations:
+        by_task[demo.trajectory.task_id].append(_execution(chat, config, demo, tasks[demo.trajectory.task_id]))
+    return dict(by_task)
+
+
+def _execution(chat: Chat, config: DistilConfig, demo: Demonstration, task: Task) -> list[TrainSequence]:
+    """The segments of one replay; with `without_runbook`, the runbook is cut out of each prompt, ids kept otherwise."""
+    book = chat.encode(chat.render([chat.task_message(task.instruction, demo.runbook)], generate=False))
+    plain = chat.encode(chat.render([chat.task_message(task.instruction)], generate=False))
+    out = []
+    for segment in demo.trajectory.segments:
+        tokens, mask, log_probs = segment.tokens, segment.loss_mask, segment.rollout_log_probs
+        if config.distil_prompt == "without_runbook":
+            if tokens[: len(book)].tolist() != book:
+                raise BatchError(f"replay {demo.trajectory.id}: its prompt does not start with the runbook's task message")
+            tokens = np.concatenate([np.asarray(plain, dtype=np.int32), tokens[len(book) :]])
+            mask = np.concatenate([np.zeros(len(plain), dtype=bool), mask[len(book) :]])
+            log_probs = np.concatenate([np.zeros(len(plain), dtype=np.float32), log_probs[len(book) :]])
+        out.append(TrainSequence(tokens=tokens, loss_mask=mask, rollout_log_probs=log_probs))
+    return out
