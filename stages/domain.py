@@ -203,6 +203,7 @@ class Trajectory:
     nop_progress: int = 0
     raw_answers: tuple[str, ...] = ()  # the sampler's own answers, JSON, for the drift proof
     verifier_log: str = ""
+    suite: str = ""  # pool or suite of the task (Task.suite)
 
     @property
     def strict(self) -> bool:
