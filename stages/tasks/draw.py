@@ -27,7 +27,9 @@ def draw_tasks(pool: Sequence[Task], draw: TaskDraw, *, n: int | None = None, se
         groups = [g for g in groups if g]
         shares = _largest_remainder(wanted, list(weights.values()))
     if not any(groups):
-        raise ConfigError(f"the pool ({len(pool)} tasks) has no task in the strata {draw.stratum_weights}; change the draw or the pool")
+        raise ConfigError(
+            f"the pool ({len(pool)} tasks) has no task in the strata {draw.stratum_weights}; change the draw or the pool"
+        )
     chosen: list[Task] = []
     for group, share in zip(groups, shares, strict=True):
         whole, part = divmod(share, len(group))
