@@ -310,3 +310,4 @@ class FamilyScale:
     attempts: int  # profiling attempts behind it
     multiplier: float = 1.0  # c_f
     floored: bool = False
+    borrowed_from: str | None = None  # too few attempts of its own: whose quantile it took, e.g. "stratum hard"
