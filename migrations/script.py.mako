@@ -7,7 +7,6 @@ Create Date: ${create_date}
 
 import sqlalchemy as sa
 from alembic import op
-from sqlalchemy.dialects import postgresql
 ${imports if imports else ""}
 revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}

@@ -76,6 +76,12 @@ class Stage(SQLModel, table=True):
     progress_total: int | None = None
     progress_text: str = ""
     attempt: int = 0  # how often a process has started it
+    actor_parent_id: int | None = Field(  # the checkpoint whose actor enters; set when the stage starts
+        default=None, sa_column=sa.Column(sa.ForeignKey("checkpoint.id", use_alter=True))
+    )
+    critic_parent_id: int | None = Field(  # the checkpoint whose critic enters; None: no critic yet
+        default=None, sa_column=sa.Column(sa.ForeignKey("checkpoint.id", use_alter=True))
+    )
     expected_s: float | None = None
     flow_run_id: str | None = None
     error: str = ""

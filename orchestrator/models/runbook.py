@@ -12,7 +12,7 @@ from stages.domain import LeakPart, Severity
 
 
 class Runbook(SQLModel, table=True):
-    """One revision of a runbook. An edit is a new revision; the old row stays. `id` is "<stage id>.<domain id>"."""
+    """One revision of a runbook. An edit is a new revision; the old row stays."""
 
     __tablename__ = "runbook"
     __table_args__ = (

@@ -49,11 +49,7 @@ class Task(SQLModel, table=True):
 
 
 class Trajectory(SQLModel, table=True):
-    """One attempt. `seq` orders pages.
-
-    `id` is "<stage id>.<id of stages.domain.Trajectory>": a repeated attempt replaces itself, and two cycles with one
-    seed, whose stages give the same ids, do not meet.
-    """
+    """One attempt. `id` is that of `stages.domain.Trajectory`, so a repeated attempt replaces itself; `seq` orders pages."""
 
     __tablename__ = "trajectory"
     __table_args__ = (
