@@ -110,12 +110,17 @@ class Learner(Protocol):
         """Critic = the actor's backbone with a zero value head (spec §2.2)."""
         ...
 
-    def start_phase(self, *, actor: OptimConfig | None, critic: OptimConfig | None) -> None:
-        """New optimiser moments for a phase; None leaves that model frozen."""
+    def start_phase(self, *, actor: OptimConfig | None, critic: OptimConfig | None, keep_moments: bool = False) -> None:
+        """New optimiser moments for a phase (or, `keep_moments`, the old ones); None leaves that model frozen."""
         ...
 
-    def distil_step(self, batch: Sequence[TrainSequence], *, lr: float) -> dict[str, float | None]:
-        """One update of −Σ_j m_j log π(y_j|h_j): sum over tokens, mean over trajectories (spec §2.1)."""
+    def distil_step(
+        self, batch: Sequence[TrainSequence], *, lr: float, trajectories: int | None = None
+    ) -> dict[str, float | None]:
+        """One update of −Σ_j m_j log π(y_j|h_j): sum over tokens, mean over trajectories (spec §2.1).
+
+        `trajectories`: how many the segments of the batch came from; None: each segment is one.
+        """
         ...
 
     def values(self, batch: Sequence[TrainSequence]) -> list[np.ndarray]:
@@ -134,6 +139,14 @@ class Learner(Protocol):
 
     def save(self, path: Path) -> tuple[str, str | None]:
         """Atomic folder {actor/, critic/, optimiser state, manifest.json}; returns (actor digest, critic digest)."""
+        ...
+
+    def save_actor_only(self, path: Path, critic_from: Path | None) -> tuple[str, str | None]:
+        """As `save`, with the critic folder `critic_from` carried over byte for byte (RSR: Δφ = 0), or none."""
+        ...
+
+    def save_midpoint(self, first_actor: Path, second_actor: Path, path: Path) -> str:
+        """Atomic folder whose actor/ is the mean of two actors' weights; returns its digest. Changes no loaded model."""
         ...
 
     def restore(self, path: Path) -> None:

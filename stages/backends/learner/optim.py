@@ -1,0 +1,86 @@
+"""AdamW with its moments as plain tensors, and the guards around one update."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from stages.backends.protocols import OptimConfig
+from stages.errors import CheckpointError, UpdateError
+
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+class Optimizer:
+    """One model's optimiser for one phase (spec §2.3: Adam, constant learning rate, no weight decay by default)."""
+
+    def __init__(self, model: nn.Module, config: OptimConfig, *, name: str) -> None:
+        self.name = name
+        self.config = config
+        self.updates = 0
+        self._params = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._adam = torch.optim.AdamW(
+            self._params.values(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
+        )
+
+    def zero_grad(self) -> None:
+        self._adam.zero_grad(set_to_none=True)
+
+    def step(self, *, loss: float, lr: float | None = None) -> float:
+        """Clips, checks and updates; returns the gradient norm before clipping.
+
+        Raises UpdateError, with the weights unchanged, when the loss or the gradient is not finite.
+        """
+        if not math.isfinite(loss):
+            self.zero_grad()
+            raise UpdateError(f"the {self.name} loss is {loss}; the update was refused and no weight changed")
+        for p in self._params.values():
+            if p.grad is None:  # an expert that no token reached: its moments decay like everyone else's
+                p.grad = torch.zeros_like(p)
+        norm = float(nn.utils.clip_grad_norm_(self._params.values(), self.config.clip_grad))
+        if not math.isfinite(norm):
+            self.zero_grad()
+            raise UpdateError(
+                f"the {self.name} gradient norm is {norm}; the update was refused and no weight changed. "
+                "Check the batch's log-probabilities and advantages"
+            )
+        for group in self._adam.param_groups:
+            group["lr"] = self.config.lr if lr is None else lr
+        self._adam.step()
+        self.zero_grad()
+        self.updates += 1
+        return norm
+
+    def reconfigure(self, config: OptimConfig) -> None:
+        """Another phase's settings on the moments that exist."""
+        self.config = config
+        for group in self._adam.param_groups:
+            group.update(lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+
+    def save(self, path: Path) -> None:
+        tensors = {
+            f"{moment}.{n}": self._adam.state[p][moment].contiguous()
+            for n, p in self._params.items()
+            if p in self._adam.state
+            for moment in MOMENTS
+        }
+        save_file(tensors, path)
+
+    def load(self, path: Path) -> None:
+        """Raises CheckpointError when the moments do not belong to this model."""
+        tensors = load_file(path)
+        expected = {f"{moment}.{n}" for n in self._params for moment in MOMENTS}
+        if tensors and set(tensors) != expected:
+            odd = sorted(set(tensors) ^ expected)[0]
+            raise CheckpointError(f"{path}: the optimiser state does not fit this model (first difference: {odd})")
+        for n, p in self._params.items():
+            if not tensors:
+                continue  # saved before its first update
+            state = {moment: tensors[f"{moment}.{n}"] for moment in MOMENTS}
+            if state["exp_avg"].shape != p.shape:
+                raise CheckpointError(f"{path}: moment of {n} is {tuple(state['exp_avg'].shape)}, not {tuple(p.shape)}")
+            self._adam.state[p] = {k: v.to(p.device) for k, v in state.items()}

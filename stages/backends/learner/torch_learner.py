@@ -1,0 +1,393 @@
+"""The learner on one device: any Hugging Face causal language model, torch only (spec §2, §5).
+
+Shapes: B sequences, b rows of a micro-batch, T tokens, N masked tokens, H hidden size, V vocabulary.
+
+Weights, gradients and moments are float32. `dtype="bfloat16"` runs forward and backward under autocast; the float32 weights
+are then the master copy. Every update accumulates gradients over micro-batches and divides by the count of the whole batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from stages.backends.learner import actor as actor_files
+from stages.backends.learner import checkpoint
+from stages.backends.learner.critic import Critic, critic_from_actor, load_critic, save_critic
+from stages.backends.learner.optim import Optimizer
+from stages.backends.learner.packing import MicroBatch, PackedBatch, check_batch, pack, unpack
+from stages.backends.protocols import OptimConfig, TrainSequence
+from stages.errors import CheckpointError, ConfigError, ModelError
+from stages.ppo import PolicySums, ValueSums, actor_loss, value_loss
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+Metrics = dict[str, float | None]
+M = TypeVar("M", bound=nn.Module)
+
+
+class TorchLearner:
+    """Actor and critic with their optimisers on one device. Implements `stages.backends.protocols.Learner`.
+
+    max_tokens_per_gpu: padded tokens of one micro-batch. log_probs_chunk_size: rows of logits that exist at once.
+    num_threads: set before every call, for the bits of a CPU run depend on it; None leaves it alone.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_tokens_per_gpu: int,
+        log_probs_chunk_size: int = 1024,
+        dtype: str = "float32",
+        device: str = "cpu",
+        num_threads: int | None = None,
+        seed: int = 0,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        if dtype not in DTYPES:
+            raise ConfigError(f"learner dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
+        if max_tokens_per_gpu < 1 or log_probs_chunk_size < 1:
+            raise ConfigError("max_tokens_per_gpu and log_probs_chunk_size must be at least 1")
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise ConfigError(f"learner device {device!r}: no CUDA device is visible; use device 'cpu'")
+        self.max_tokens_per_gpu = max_tokens_per_gpu
+        self.log_probs_chunk_size = log_probs_chunk_size
+        self.device = torch.device(device)
+        self.dtype = DTYPES[dtype]
+        self.num_threads = num_threads
+        self.gradient_checkpointing = gradient_checkpointing
+        self._actor: PreTrainedModel | None = None
+        self._critic: Critic | None = None
+        self._tokenizer: dict[str, bytes] = {}
+        self._critic_source: Path | None = None  # the folder that the critic still equals, byte for byte
+        self._actor_opt: Optimizer | None = None
+        self._critic_opt: Optimizer | None = None
+        torch.manual_seed(seed)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        # filling every fresh buffer costs time, and nothing here reads one before writing it
+        setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010
+
+    # ------------------------------------------------------------------ models
+
+    @property
+    def actor(self) -> PreTrainedModel:
+        if self._actor is None:
+            raise ModelError("the learner has no actor yet: call load or restore first")
+        return self._actor
+
+    @property
+    def critic(self) -> Critic:
+        if self._critic is None:
+            raise ModelError("the learner has no critic yet: call init_critic, or load one")
+        return self._critic
+
+    def load(self, actor_dir: Path, critic_dir: Path | None) -> None:
+        """Weights only; fresh optimisers (frozen until `start_phase`).
+
+        Raises ModelError or CheckpointError for a folder that cannot be used.
+        """
+        self._threads()
+        actor = actor_files.load_actor(actor_dir)
+        critic = load_critic(critic_dir) if critic_dir is not None else None
+        if critic is not None and critic.hidden_size != actor.config.hidden_size:
+            raise CheckpointError(
+                f"{critic_dir}: hidden size {critic.hidden_size}, but the actor {actor_dir} has {actor.config.hidden_size}"
+            )
+        self._tokenizer = actor_files.tokenizer_files(actor_dir)
+        self._actor = self._place(actor)
+        self._critic = self._place(critic) if critic is not None else None
+        self._critic_source = critic_dir
+        self._actor_opt = self._critic_opt = None
+
+    def init_critic(self) -> None:
+        """Critic = the actor's backbone with a zero value head (spec §2.2)."""
+        self._critic = self._place(critic_from_actor(self.actor))
+        self._critic_source = None
+        self._critic_opt = None
+
+    def start_phase(self, *, actor: OptimConfig | None, critic: OptimConfig | None, keep_moments: bool = False) -> None:
+        """New optimiser moments for a phase; None leaves that model frozen.
+
+        keep_moments: carry existing moments into the new settings instead (spec §2.3 option `keep`).
+        """
+        self._actor_opt = self._phase(self._actor_opt, actor, lambda: self.actor, "actor", keep_moments)
+        self._critic_opt = self._phase(self._critic_opt, critic, lambda: self.critic, "critic", keep_moments)
+
+    # ------------------------------------------------------------------ reading
+
+    @torch.no_grad()
+    def values(self, batch: Sequence[TrainSequence]) -> list[np.ndarray]:
+        """v_j at every masked position, float32 [T] each (0 elsewhere), no gradient."""
+        packed = self._pack(batch, self.critic.body)
+        return unpack(packed, [self._values(m) for m in packed.micro_batches], batch)
+
+    @torch.no_grad()
+    def log_probs(self, batch: Sequence[TrainSequence], *, temperature: float = 1.0) -> list[np.ndarray]:
+        """log π_train(y_j|h_j) at every masked position, float32 [T] each, no gradient."""
+        packed = self._pack(batch, self.actor)
+        return unpack(packed, [self._scores(m, temperature).log_probs_N for m in packed.micro_batches], batch)
+
+    # ------------------------------------------------------------------ updates
+
+    def distil_step(self, batch: Sequence[TrainSequence], *, lr: float, trajectories: int | None = None) -> Metrics:
+        """One update of −Σ_j m_j log π(y_j|h_j): sum over tokens, mean over trajectories (spec §2.1).
+
+        trajectories: how many the batch's segments came from; by default each segment is one.
+        Raises BatchError before, UpdateError instead of, an update that cannot be made.
+        """
+        opt = self._trained(self._actor_opt, "actor")
+        packed = self._pack(batch, self.actor)
+        count = trajectories or len(batch)
+
+        def loss_sum(m: MicroBatch) -> torch.Tensor:
+            return -self._scores(m, 1.0).log_probs_N.sum()
+
+        loss, norm = self._update(packed, opt, loss_sum, count, lr=lr)
+        tokens = packed.masked_tokens
+        return {
+            "distil/loss": loss,
+            "distil/loss_per_token": loss * count / tokens,
+            "actor/grad_norm": norm,
+            "actor/lr": lr,
+            "train/tokens": float(tokens),
+        }
+
+    def critic_step(self, batch: Sequence[TrainSequence], *, value_clip: float) -> Metrics:
+        """One update of the clipped value loss, anchored on the frozen `old_values` (spec §5)."""
+        opt = self._trained(self._critic_opt, "critic")
+        packed = self._pack(batch, self.critic.body, ("value_targets", "old_values"))
+        total = ValueSums()
+
+        def loss_sum(m: MicroBatch) -> torch.Tensor:
+            loss, sums = value_loss(
+                self._values(m), m.fields["value_targets"], m.fields["old_values"], value_clip=value_clip
+            )
+            total.merge(sums)
+            return loss
+
+        _, norm = self._update(packed, opt, loss_sum, packed.masked_tokens)
+        self._critic_source = None
+        return {**total.metrics(), "critic/grad_norm": norm, "critic/lr": opt.config.lr}
+
+    def actor_step(
+        self, batch: Sequence[TrainSequence], *, eps_clip: float, eps_clip_high: float, temperature: float = 1.0
+    ) -> Metrics:
+        """One PPO update on `rollout_log_probs` with an asymmetric clip, mean over all masked tokens (spec §5)."""
+        opt = self._trained(self._actor_opt, "actor")
+        packed = self._pack(batch, self.actor, ("rollout_log_probs", "advantages"))
+        total = PolicySums()
+
+        def loss_sum(m: MicroBatch) -> torch.Tensor:
+            scores = self._scores(m, temperature)
+            loss, sums = actor_loss(
+                scores.log_probs_N,
+                m.fields["rollout_log_probs"],
+                m.fields["advantages"],
+                eps_clip=eps_clip,
+                eps_clip_high=eps_clip_high,
+                entropy=scores.entropy_N,
+            )
+            total.merge(sums)
+            return loss
+
+        _, norm = self._update(packed, opt, loss_sum, packed.masked_tokens)
+        return {**total.metrics(), "actor/grad_norm": norm, "actor/lr": opt.config.lr}
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def save(self, path: Path) -> tuple[str, str | None]:
+        """Atomic folder {actor/, critic/, optimiser state, state.json, manifest.json}; returns (actor, critic) digests.
+
+        A critic that no update has touched since it was loaded is carried over byte for byte.
+        Raises CheckpointError, with an existing `path` intact, when it cannot be written.
+        """
+
+        def critic(folder: Path) -> None:
+            if self._critic is None:
+                return
+            if self._critic_source is not None and self._critic_source.is_dir():
+                checkpoint.link_or_copy(self._critic_source, folder / "critic")
+            else:
+                save_critic(self._critic, folder / "critic")
+
+        return self._write(path, critic)
+
+    def save_actor_only(self, path: Path, critic_from: Path | None) -> tuple[str, str | None]:
+        """As `save`, with the critic folder `critic_from` carried over byte for byte (RSR: Δφ = 0), or none."""
+
+        def critic(folder: Path) -> None:
+            if critic_from is not None:
+                checkpoint.link_or_copy(critic_from, folder / "critic")
+
+        return self._write(path, critic)
+
+    def save_midpoint(self, first_actor: Path, second_actor: Path, path: Path) -> str:
+        """Atomic folder whose actor/ holds the mean of two actors' weights (a distillation candidate); its digest.
+
+        Touches no model of this learner. Raises ModelError, or CheckpointError when the two do not fit together.
+        """
+        actor, other = actor_files.load_actor(first_actor), actor_files.load_actor(second_actor)
+        theirs = dict(other.named_parameters())
+        with torch.no_grad():
+            for name, p in actor.named_parameters():
+                if name not in theirs or theirs[name].shape != p.shape:
+                    raise CheckpointError(f"{second_actor} and {first_actor} differ in {name}: no mean of them exists")
+                p.lerp_(theirs[name], 0.5)
+        tokenizer = actor_files.tokenizer_files(first_actor)
+        checkpoint.write_folder(path, lambda folder: actor_files.save_actor(actor, folder / "actor", tokenizer))
+        return checkpoint.digest_weights(path / "actor")
+
+    def restore(self, path: Path) -> None:
+        """Everything that `save` wrote, verified, so that the next step is the one that would have followed.
+
+        Raises CheckpointError that names the file which is missing or damaged.
+        """
+        checkpoint.recover(path)
+        checkpoint.verify_manifest(path)
+        try:
+            state = json.loads((path / "state.json").read_text())
+        except (OSError, json.JSONDecodeError) as e:
+            raise CheckpointError(f"{path / 'state.json'} cannot be read ({e}); take an earlier checkpoint") from e
+        critic_dir = path / "critic"
+        self.load(path / "actor", critic_dir if critic_dir.is_dir() else None)
+        for name in ("actor", "critic"):
+            if (saved := state["optimizers"].get(name)) is None:
+                continue
+            model: nn.Module = self.actor if name == "actor" else self.critic
+            config = OptimConfig(**{**saved["config"], "betas": tuple(saved["config"]["betas"])})
+            opt = Optimizer(model, config, name=name)
+            opt.load(path / f"{name}_optimizer.safetensors")
+            opt.updates = saved["updates"]
+            if name == "actor":
+                self._actor_opt = opt
+            else:
+                self._critic_opt = opt
+        torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state["rng"]), dtype=torch.uint8))
+
+    def _write(self, path: Path, critic: Callable[[Path], None]) -> tuple[str, str | None]:
+        optimizers = {"actor": self._actor_opt, "critic": self._critic_opt}
+
+        def fill(folder: Path) -> None:
+            actor_files.save_actor(self.actor, folder / "actor", self._tokenizer)
+            critic(folder)
+            state = {
+                "optimizers": {
+                    name: {
+                        "updates": o.updates,
+                        "config": {
+                            "lr": o.config.lr,
+                            "betas": list(o.config.betas),
+                            "weight_decay": o.config.weight_decay,
+                            "clip_grad": o.config.clip_grad,
+                        },
+                    }
+                    for name, o in optimizers.items()
+                    if o is not None
+                },
+                "rng": bytes(torch.get_rng_state().numpy()).hex(),
+            }
+            for name, o in optimizers.items():
+                if o is not None:
+                    o.save(folder / f"{name}_optimizer.safetensors")
+            (folder / "state.json").write_text(json.dumps(state, indent=1, sort_keys=True) + "\n")
+
+        checkpoint.write_folder(path, fill)
+        critic_dir = path / "critic"
+        return (
+            checkpoint.digest_weights(path / "actor"),
+            checkpoint.digest_weights(critic_dir) if critic_dir.is_dir() else None,
+        )
+
+    # ------------------------------------------------------------------ inner parts
+
+    def _threads(self) -> None:
+        if self.num_threads is not None and torch.get_num_threads() != self.num_threads:
+            torch.set_num_threads(self.num_threads)
+
+    def _place(self, model: M) -> M:
+        model.to(self.device)
+        model.train()  # no dropout is left; some models checkpoint activations in this mode only
+        if self.gradient_checkpointing:
+            for part in model.modules():
+                if isinstance(part, PreTrainedModel):
+                    part.activation_checkpointing_enable({"use_reentrant": False})
+        return model
+
+    @staticmethod
+    def _phase(
+        old: Optimizer | None, config: OptimConfig | None, model: Callable[[], nn.Module], name: str, keep: bool
+    ) -> Optimizer | None:
+        if config is None:
+            return None
+        if keep and old is not None:
+            old.reconfigure(config)
+            return old
+        return Optimizer(model(), config, name=name)
+
+    @staticmethod
+    def _trained(opt: Optimizer | None, name: str) -> Optimizer:
+        if opt is None:
+            raise ConfigError(f"the {name} is frozen in this phase: call start_phase({name}=OptimConfig(…)) first")
+        return opt
+
+    def _pack(self, batch: Sequence[TrainSequence], model: PreTrainedModel, fields: Sequence[str] = ()) -> PackedBatch:
+        self._threads()
+        check_batch(batch, context_len=actor_files.context_len(model), vocab_size=int(model.config.vocab_size))
+        return pack(batch, max_tokens=self.max_tokens_per_gpu, fields=fields, device=self.device)
+
+    @contextlib.contextmanager
+    def _precision(self) -> Iterator[None]:
+        if self.dtype is torch.float32:
+            yield
+        else:
+            with torch.autocast(self.device.type, dtype=self.dtype):
+                yield
+
+    def _hidden(self, body: nn.Module, m: MicroBatch) -> torch.Tensor:
+        """[N, H]: only the states that a head will read."""
+        hidden_bTH = body(input_ids=m.ids_bT, use_cache=False).last_hidden_state
+        return hidden_bTH.flatten(0, 1).index_select(0, m.prefix_N)
+
+    def _values(self, m: MicroBatch) -> torch.Tensor:
+        with self._precision():
+            hidden_NH = self._hidden(self.critic.body, m)
+        return self.critic.head(hidden_NH.float()).squeeze(-1)
+
+    def _scores(self, m: MicroBatch, temperature: float) -> actor_files.TokenScores:
+        with self._precision():
+            hidden_NH = self._hidden(self.actor.base_model, m)
+            return actor_files.token_scores(
+                hidden_NH,
+                m.targets_N,
+                self.actor.get_output_embeddings(),
+                chunk=self.log_probs_chunk_size,
+                temperature=temperature,
+            )
+
+    def _update(
+        self,
+        packed: PackedBatch,
+        opt: Optimizer,
+        loss_sum: Callable[[MicroBatch], torch.Tensor],
+        count: int,
+        *,
+        lr: float | None = None,
+    ) -> tuple[float, float]:
+        """One optimiser update; returns (loss, gradient norm before clipping)."""
+        opt.zero_grad()
+        total = 0.0
+        for m in packed.micro_batches:
+            loss = loss_sum(m)
+            total += loss.item()
+            if not math.isfinite(total):
+                break  # `step` refuses it; no need to walk the rest
+            (loss / count).backward()
+        return total / count, opt.step(loss=total, lr=lr)

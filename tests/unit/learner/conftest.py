@@ -1,0 +1,103 @@
+"""Tiny random models and batches for the learner's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from stages.backends.learner.torch_learner import TorchLearner
+from stages.backends.protocols import TrainSequence
+
+VOCAB = 61
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 96,
+    "rope_theta": 10000.0,
+}
+
+
+@pytest.fixture(scope="session")
+def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dense Qwen3 folder with tied embeddings and a tokenizer."""
+    folder = tmp_path_factory.mktemp("tiny") / "dense"
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        model = Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=True, initializer_range=0.2))
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def moe_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen3-MoE folder: 4 experts, 2 per token, untied embeddings."""
+    folder = tmp_path_factory.mktemp("tiny") / "moe"
+    config = Qwen3MoeConfig(
+        **SIZES,
+        tie_word_embeddings=False,
+        initializer_range=0.2,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        norm_topk_prob=True,
+        decoder_sparse_step=1,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(6)
+        model = Qwen3MoeForCausalLM(config)
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0")).save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}\n')
+
+
+@pytest.fixture
+def make_learner() -> Callable[..., TorchLearner]:
+    def build(**kwargs: object) -> TorchLearner:
+        return TorchLearner(**{"max_tokens_per_gpu": 64, "num_threads": 1, **kwargs})  # type: ignore[arg-type]
+
+    return build
+
+
+@pytest.fixture
+def make_batch() -> Callable[..., list[TrainSequence]]:
+    return random_batch
+
+
+def random_batch(n: int = 7, seed: int = 0, shortest: int = 9, longest: int = 40) -> list[TrainSequence]:
+    """Sequences of several turns with everything that an update reads."""
+    rng = np.random.default_rng(seed)
+    batch = []
+    for _ in range(n):
+        length = int(rng.integers(shortest, longest + 1))
+        mask = rng.random(length) < 0.5
+        mask[0] = False
+        mask[length // 2] = True
+        values = rng.normal(size=length).astype(np.float32)
+        batch.append(
+            TrainSequence(
+                tokens=rng.integers(0, VOCAB, length).astype(np.int32),
+                loss_mask=mask,
+                rollout_log_probs=(-4 + 0.3 * rng.normal(size=length)).astype(np.float32),
+                advantages=rng.normal(size=length).astype(np.float32),
+                value_targets=values + rng.normal(size=length).astype(np.float32),
+                old_values=values,
+            )
+        )
+    return batch
