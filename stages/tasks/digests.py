@@ -63,10 +63,12 @@ def _read_entry(entry: os.DirEntry[str], path: Path, real_root: str) -> bytes:
         raise TaskError(
             f"{path}: {info.st_size} bytes, a task file may have {MAX_FILE_BYTES}: keep large data in the image"
         )
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(path, flags)
-    with os.fdopen(descriptor, "rb") as handle:
-        return handle.read(MAX_FILE_BYTES + 1)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        with os.fdopen(descriptor, "rb", buffering=0) as handle:
+            return handle.readall() if info.st_size else b""
+    except OSError as error:
+        raise TaskError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def digest_files(files: Mapping[str, bytes]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stages.domain import Limits
+from stages.domain import CheckRole, Limits
 from stages.errors import TaskError
 from stages.seeds import rng
 from stages.tasks.chains import TaskSpec
@@ -124,7 +124,10 @@ def task_toml(spec: TaskSpec) -> str:
         "nop_progress": 0,
         "categories": families,
     }
-    checks = ",\n".join(f'  {{ id = "{c.id}", role = "{c.role.value}" }}' for c in spec.manifest)
+    checks = ",\n".join(
+        f'  "{c.id}"' if c.role is CheckRole.SCENARIO else f'  {{ id = "{c.id}", role = "{c.role.value}" }}'
+        for c in spec.manifest
+    )
     environment: dict[str, object] = {
         "network_mode": "no-network",
         "workdir": "/app",

@@ -1,0 +1,157 @@
+"""Reads a Dockerfile far enough to know what a task's workspace holds and what a daemonless sandbox cannot do with it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from posixpath import join, normpath
+
+_CONTINUED = re.compile(r"\\[ \t]*$")
+_HEREDOC = re.compile(r"<<-?([\"']?)(\w+)\1")
+_HARMLESS = frozenset(
+    {"LABEL", "MAINTAINER", "CMD", "ENTRYPOINT", "EXPOSE", "HEALTHCHECK", "STOPSIGNAL", "ARG", "SHELL"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One Dockerfile instruction, continuation lines joined."""
+
+    line: int  # 1-based, of its first line
+    name: str  # upper case
+    text: str  # the rest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workspace:
+    """What a Dockerfile makes of the build context."""
+
+    workdir: str  # the last WORKDIR; "/" if none
+    files: Mapping[str, bytes]  # files under `workdir` at the end, relative path -> content
+    unsupported: tuple[str, ...]  # what only a real image build can do, one sentence each with the line
+
+
+@lru_cache(maxsize=256)
+def parse(text: str) -> tuple[Instruction, ...]:
+    """The instructions of a Dockerfile. Total: what is no instruction is skipped (the builder will complain)."""
+    found: list[Instruction] = []
+    rows = text.splitlines()
+    i = 0
+    while i < len(rows):
+        first = i
+        row = rows[i].strip()
+        i += 1
+        if not row or row.startswith("#"):
+            continue
+        joined = row
+        while _CONTINUED.search(joined) and i < len(rows):
+            nxt = rows[i].strip()
+            i += 1
+            if not nxt.startswith("#"):
+                joined = _CONTINUED.sub("", joined) + " " + nxt
+        if heredoc := _HEREDOC.search(joined):
+            while i < len(rows) and rows[i].strip() != heredoc[2]:
+                joined += "\n" + rows[i]
+                i += 1
+            i += 1
+        name, _, rest = joined.partition(" ")
+        if name.isalpha():
+            found.append(Instruction(first + 1, name.upper(), rest.strip()))
+    return tuple(found)
+
+
+def base_images(text: str) -> list[tuple[int, str]]:
+    """(line, image) of every FROM that names an image rather than an earlier stage."""
+    stages: set[str] = set()
+    found = []
+    for instruction in parse(text):
+        if instruction.name != "FROM":
+            continue
+        words = [w for w in instruction.text.split() if not w.startswith("--")]
+        if words and words[0] not in stages and words[0] != "scratch":
+            found.append((instruction.line, words[0]))
+        if len(words) == 3 and words[1].lower() == "as":
+            stages.add(words[2])
+    return found
+
+
+def is_pinned(image: str) -> bool:
+    """Whether an image reference names a digest, or a tag other than `latest`."""
+    if "@sha256:" in image:
+        return True
+    tag = image.rpartition("/")[2].partition(":")[2]
+    return bool(tag) and tag != "latest"
+
+
+def copies(instruction: Instruction) -> tuple[list[str], str] | None:
+    """(sources, destination) of a plain COPY or ADD; None for other stages, URLs, heredocs and broken ones."""
+    words = _arguments(instruction.text)
+    flags = [w for w in words if w.startswith("--")]
+    paths = [w for w in words if not w.startswith("--")]
+    if any(f.startswith("--from") for f in flags) or "<<" in instruction.text or len(paths) < 2:
+        return None
+    if any("://" in p for p in paths):
+        return None
+    return paths[:-1], paths[-1]
+
+
+def workspace(text: str, context: Mapping[str, bytes], default_workdir: str = "/") -> Workspace:
+    """Follow WORKDIR and COPY over a build context (relative path → content).
+
+    Everything that needs a builder (RUN, USER, ENV, another stage, a copy to outside the work directory) is reported, not
+    guessed at.
+    """
+    cwd = default_workdir
+    image: dict[str, bytes] = {}
+    unsupported: list[str] = []
+    for instruction in parse(text):
+        where = f"line {instruction.line}"
+        if instruction.name == "FROM" or instruction.name in _HARMLESS:
+            continue
+        if instruction.name == "WORKDIR":
+            cwd = normpath(join(cwd, instruction.text.strip("\"'")))
+        elif instruction.name == "COPY" and (pair := copies(instruction)) is not None:
+            copied = _copy(pair[0], pair[1], context, cwd)
+            if not copied:
+                unsupported.append(f"{where}: COPY {instruction.text} matches nothing in environment/")
+            image |= copied
+        else:
+            first = instruction.text.split("\n", 1)[0]
+            unsupported.append(f"{where}: {instruction.name} {first[:60]} needs an image build")
+    prefix = "/" if cwd == "/" else cwd + "/"
+    outside = sorted(path for path in image if not path.startswith(prefix))
+    if outside:
+        unsupported.append(f"copies to {outside[0]}, outside the work directory {cwd}")
+    files = {path[len(prefix) :]: content for path, content in image.items() if path.startswith(prefix)}
+    return Workspace(workdir=cwd, files=dict(sorted(files.items())), unsupported=tuple(unsupported))
+
+
+def _arguments(text: str) -> list[str]:
+    try:
+        if text.startswith("["):
+            return [str(w) for w in json.loads(text)]
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
+
+
+def _copy(sources: list[str], destination: str, context: Mapping[str, bytes], cwd: str) -> dict[str, bytes]:
+    target = normpath(join(cwd, destination))
+    many = destination.endswith(("/", "/.")) or destination == "." or len(sources) > 1
+    out: dict[str, bytes] = {}
+    for source in sources:
+        clean = normpath(source).lstrip("/")
+        prefix = "" if clean == "." else clean + "/"
+        inside = {path[len(prefix) :]: content for path, content in context.items() if path.startswith(prefix)}
+        if inside:
+            out |= {f"{target}/{path}".replace("//", "/"): content for path, content in inside.items()}
+        elif clean in context:
+            out[join(target, clean.rpartition("/")[2]) if many else target] = context[clean]
+        else:  # a pattern
+            pattern = re.compile(re.escape(clean).replace(r"\*", "[^/]*").replace(r"\?", "[^/]") + "$")
+            out |= {join(target, p.rpartition("/")[2]): c for p, c in context.items() if pattern.match(p)}
+    return out
