@@ -1,0 +1,294 @@
+"""Where a word comes from: the public instruction, the agent's own keys, what it read, or the hidden material.
+
+One `Evidence` belongs to one context; its indexes are built when first asked for and then shared by all rules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+
+from stages.domain import Task, Trajectory
+from stages.leaks.passages import PassageIndex, joined, words_of
+from stages.leaks.words import COMMON, COMMON_NUMBERS, LISTERS, NUMERALS
+
+_ATOM = re.compile(r"\d{1,3}(?:,\d{3})+(?!\d)|\d+(?:[.:]\d+)+|\w+")
+_LINES = re.compile(r"\n| ; ")  # the shell harness joins the lines of an observation by " ; "
+_BOILERPLATE = re.compile(
+    r"^\s*(?:import |from \S+ import |#!|set -|if __name__|\"\"\"|'''|@pytest|# ?canary|.*BENCHMARK DATA).*$", re.M
+)
+_FILE_LIKE = re.compile(r"[\w.+-]+(?:/[\w.+-]+)*\.\w+")
+_MAX_FILE_CHARS = 200_000
+_GENERIC_NAMES = frozenset(
+    ["main.py", "app.py", "utils.py", "config.json", "config.yaml", "config.toml", "data.csv", "data.json", "README.md", "Makefile", "Dockerfile", "requirements.txt", "setup.py", "pyproject.toml", "package.json", "index.html", "input.txt", "output.txt", "__init__.py"]
+)
+
+
+class OriginKind(StrEnum):
+    PUBLIC = "public"  # stands in the instruction
+    COMMON = "common"  # carries no information
+    OWN = "own"  # the agent typed it before it saw it
+    READ = "read"  # the agent saw it first
+    FILE = "file"  # content of a workspace file, or a name in the workspace, that the agent did not meet
+    HIDDEN = "hidden"  # only the tests or the reference solution hold it
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    kind: OriginKind
+    place: str = ""  # "turn 3", "fodu.ref:1", "tests/test.sh:12"
+    lone: bool = False  # it stood there alone on its line, as the content of a pointer file or a computed result does
+    common: bool = False  # an everyday word: telling only where the runbook produces it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Atom:
+    """The smallest piece of text that has an origin: a word, or a number with its points."""
+
+    text: str  # lower case, thousands separators removed
+    start: int
+    end: int
+
+    @property
+    def is_number(self) -> bool:
+        return self.text[:1].isdigit() and self.text.replace(".", "").replace(":", "").isdigit()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """A run of words shared with a hidden file or an observation."""
+
+    start: int
+    end: int
+    text: str
+    source: str  # "tests/test.sh:12" or "turn 3"
+
+
+def atoms_of(text: str) -> list[Atom]:
+    found = []
+    for m in _ATOM.finditer(text):
+        word = m.group().lower()
+        found.append(Atom(text=word.replace(",", "") if word[0].isdigit() else word, start=m.start(), end=m.end()))
+    return found
+
+
+def _atoms(text: str) -> Iterator[str]:
+    for m in _ATOM.finditer(text):
+        word = m.group().lower()
+        yield word.replace(",", "") if word[0].isdigit() else word
+
+
+class HiddenTexts:
+    """Passages of tests and solution that neither the instruction nor the agent's own keys explain."""
+
+    def __init__(self, texts: Mapping[str, str], public: str, typed: str = "") -> None:
+        self._index = PassageIndex({name: _BOILERPLATE.sub("", text) for name, text in texts.items()})
+        self._visible = (joined(public), joined(typed))
+        self._words = COMMON | set(self._visible[0].split()) | set(self._visible[1].split())
+
+    def passages(self, text: str) -> list[Passage]:
+        words = words_of(text)
+        found = []
+        for run in self._index.runs(words):
+            part = [w.text for w in words[run.first : run.last]]
+            if is_telling(part, self._words, self._visible):
+                start, end = words[run.first].start, words[run.last - 1].end
+                found.append(Passage(start=start, end=end, text=text[start:end], source=f"{run.source}:{run.line}"))
+        return found
+
+
+def is_telling(part: list[str], explained: frozenset[str] | set[str], visible: tuple[str, ...]) -> bool:
+    """Is a shared run of words evidence of copying? Few unexplained words need a longer run."""
+    run = f" {' '.join(part)} "
+    if any(run in text for text in visible):
+        return False
+    strange = sum(1 for w in part if w not in explained and len(w) > 1 and not (w.isdigit() and len(w) < 3))
+    n = len(part)
+    return strange >= 3 or (strange == 2 and n >= 6) or (strange == 1 and n >= 10) or n >= 24
+
+
+ABSENT = HiddenTexts({}, "")
+
+
+class Evidence:
+    """All origins of one context. `hidden` maps "tests/test.sh" and the like to their text."""
+
+    def __init__(self, task: Task, source: Trajectory | None, hidden: Mapping[str, str]) -> None:
+        self._task, self._source, self._hidden = task, source, hidden
+
+    # ------------------------------------------------------------ what is public
+
+    @cached_property
+    def public(self) -> frozenset[str]:
+        """Atoms of the instruction, their parts, and numerals in both spellings."""
+        words: set[str] = set()
+        for atom in _atoms(self._task.instruction):
+            words.add(atom)
+            if not atom.isalnum():
+                words.update(re.split(r"[_.:]", atom))
+            if atom in NUMERALS:
+                words.add(NUMERALS[atom])
+        words |= {word for word, digit in NUMERALS.items() if digit in words}
+        return frozenset(words)
+
+    def is_public(self, atom: str) -> bool:
+        if atom in self.public:
+            return True
+        return "_" in atom and all(p in self.public or p in COMMON for p in atom.split("_") if p)
+
+    @cached_property
+    def typed_text(self) -> str:
+        return "\n".join(t.action for t in self._source.turns) if self._source else ""
+
+    # ---------------------------------------------------------- where things were met
+
+    @cached_property
+    def _met(self) -> dict[str, Origin]:
+        """First meeting of every atom in the source trajectory: typed (own) or seen (read)."""
+        met: dict[str, Origin] = {}
+        for turn in self._source.turns if self._source else ():
+            own = Origin(kind=OriginKind.OWN, place=f"turn {turn.index}")
+            for atom in _atoms(turn.action):
+                met.setdefault(atom, own)
+            read = Origin(kind=OriginKind.READ, place=f"turn {turn.index}")
+            for atom in _atoms(turn.observation):
+                met.setdefault(atom, read)
+        return met
+
+    @cached_property
+    def _lone(self) -> dict[str, Origin]:
+        """Values that an observation showed alone on a line, before the agent typed them; listings of names excepted."""
+        lone: dict[str, Origin] = {}
+        typed: set[str] = set()
+        for turn in self._source.turns if self._source else ():
+            typed.update(_atoms(turn.action))
+            if turn.action.split(None, 1)[:1] and turn.action.split(None, 1)[0] in LISTERS:
+                continue
+            for line in _LINES.split(turn.observation):
+                atoms = list(_atoms(line))
+                if 1 <= len(atoms) <= 3 and len(line) <= 80:
+                    for atom in atoms:
+                        if atom not in typed:
+                            lone.setdefault(atom, Origin(kind=OriginKind.READ, place=f"turn {turn.index}", lone=True))
+        return lone
+
+    @cached_property
+    def listed(self) -> frozenset[str]:
+        """Atoms of names that exist: workspace files, and what `ls`, `find` and the like showed."""
+        names: set[str] = set()
+        for path in self._task.files:
+            names.update(_atoms(path))
+        for turn in self._source.turns if self._source else ():
+            if turn.action.split(None, 1)[:1] and turn.action.split(None, 1)[0] in LISTERS:
+                names.update(_atoms(turn.observation))
+        return frozenset(names)
+
+    @cached_property
+    def names_met(self) -> frozenset[str]:
+        """File names of the workspace, and every file-like word that the agent typed or saw; with and without folders."""
+        names: set[str] = set(self._task.files)
+        for turn in self._source.turns if self._source else ():
+            names.update(_FILE_LIKE.findall(f"{turn.action}\n{turn.observation}"))
+        return frozenset(names | {n.rsplit("/", 1)[-1] for n in names})
+
+    @cached_property
+    def _files(self) -> dict[str, Origin]:
+        """Atoms inside the workspace's text files."""
+        found: dict[str, Origin] = {}
+        for path, content in self._task.files.items():
+            if b"\0" in content[:1024]:
+                continue
+            text = content[:_MAX_FILE_CHARS].decode("utf-8", "replace")
+            lines = text.split("\n")
+            alone = len([line for line in lines if line.strip()]) == 1
+            for number, line in enumerate(lines, start=1):
+                atoms = list(_atoms(line))
+                pointer = alone and len(atoms) <= 3
+                for atom in atoms:
+                    if pointer or atom not in found:
+                        found[atom] = Origin(kind=OriginKind.FILE, place=f"{path}:{number}", lone=pointer)
+        return found
+
+    @cached_property
+    def _hidden_atoms(self) -> dict[str, Origin]:
+        found: dict[str, Origin] = {}
+        for name, text in self._hidden.items():
+            for number, line in enumerate(text.split("\n"), start=1):
+                for atom in _atoms(line):
+                    found.setdefault(atom, Origin(kind=OriginKind.HIDDEN, place=f"{name}:{number}"))
+        return found
+
+    def origin(self, atom: str) -> Origin:
+        """Where `atom` (lower case) comes from. Public beats everything; what was read beats what was typed later."""
+        if self.is_public(atom):
+            return Origin(kind=OriginKind.PUBLIC, place="instruction")
+        everyday = atom in COMMON or (len(atom) == 1 and not atom.isdigit())
+        if atom in self._lone:
+            return replace(self._lone[atom], common=True) if everyday else self._lone[atom]
+        if everyday:
+            return Origin(kind=OriginKind.COMMON)
+        for table in (self._met, self._files, self._hidden_atoms):
+            if atom in table:
+                return table[atom]
+        if atom in self.listed:
+            return Origin(kind=OriginKind.FILE, place="workspace")
+        if atom in COMMON_NUMBERS:
+            return Origin(kind=OriginKind.COMMON)
+        return Origin(kind=OriginKind.UNKNOWN)
+
+    # ------------------------------------------------------------------- passages
+
+    @cached_property
+    def hidden_passages(self) -> HiddenTexts:
+        return HiddenTexts(self._hidden, self._task.instruction, self.typed_text)
+
+    @cached_property
+    def _observations(self) -> PassageIndex:
+        turns = self._source.turns if self._source else ()
+        return PassageIndex({f"turn {t.index}": t.observation for t in turns})
+
+    def copied(self, text: str) -> list[Passage]:
+        """Runs of words of `text` that an observation holds and neither instruction nor own keys explain."""
+        words = words_of(text)
+        if self._source is None or len(words) < 4:
+            return []
+        visible = (joined(self._task.instruction), joined(self.typed_text))
+        explained = COMMON | self.public | set(visible[1].split())
+        found = []
+        for run in self._observations.runs(words):
+            part = [w.text for w in words[run.first : run.last]]
+            if is_telling(part, explained, visible):
+                start, end = words[run.first].start, words[run.last - 1].end
+                found.append(Passage(start=start, end=end, text=text[start:end], source=run.source))
+        return found
+
+    # ------------------------------------------------------------- hidden names, words
+
+    def made_by_agent(self, name: str) -> bool:
+        """The agent itself wrote a relative file of that name, so the name is its own."""
+        if name.startswith(("/", ".")):
+            return False
+        base = re.escape(name.rsplit("/", 1)[-1])
+        return bool(re.search(rf"(?:>|\btouch|\btee)\s*[\w./]*{base}(?![\w\-])", self.typed_text))
+
+    @cached_property
+    def hidden_names(self) -> tuple[tuple[str, re.Pattern[str]], ...]:
+        """(hidden file, pattern of its path or base name), where that name is neither public nor the agent's own."""
+        public = "\n".join((self._task.instruction, *self._task.files))
+        names = []
+        for path in self._hidden:
+            base = path.rsplit("/", 1)[-1]
+            for name in (path, base):
+                if name in public or (base in _GENERIC_NAMES and name == base) or self.made_by_agent(name):
+                    continue
+                names.append((path, re.compile(rf"(?<![\w.\-/]){re.escape(name)}(?![\w\-])")))
+        return tuple(names)
+
+    def hidden_place(self, atom: str) -> str | None:
+        """ "tests/test.sh:12" when hidden material holds the atom."""
+        origin = self._hidden_atoms.get(atom)
+        return origin.place if origin else None
