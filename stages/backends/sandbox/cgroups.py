@@ -1,0 +1,218 @@
+"""Memory, CPU and process limits for a whole attempt, where this process may create cgroups (v1 and v2).
+
+A normal user usually may not; then `available` is empty and the backend says so. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_ROOT = "/sys/fs/cgroup"
+_V1 = ("memory", "pids", "cpu")
+_PREFIX = "rsi-"
+
+
+@dataclass(slots=True)
+class Hierarchy:
+    """One mounted hierarchy: `kinds` are the controllers that we may set, `fd` our own group in it."""
+
+    version: int
+    kinds: tuple[str, ...]
+    parent_fd: int
+    name: str
+    fd: int
+
+
+class Cgroups:
+    """Our own group in each hierarchy and one child per attempt. Everything goes through directory descriptors, so it works
+    after the host has left the machine's mount namespace."""
+
+    def __init__(self, hierarchies: list[Hierarchy]) -> None:
+        self._hierarchies = hierarchies
+        self.available = tuple(k for h in hierarchies for k in h.kinds)
+
+    @classmethod
+    def create(cls, *, enabled: bool) -> Cgroups:
+        """Whatever this process may use; nothing when it may not. Sweeps groups left by hosts that were killed."""
+        found: list[Hierarchy] = []
+        if enabled:
+            own = _own_groups()
+            for kind in _V1:
+                base = f"{_ROOT}/{kind}{own.get(kind, '/')}"
+                if os.path.isdir(f"{_ROOT}/{kind}") and os.path.exists(f"{_ROOT}/{kind}/cgroup.procs"):
+                    found += _make(1, (kind,), base if os.path.isdir(base) else f"{_ROOT}/{kind}")
+            if not found and os.path.exists(f"{_ROOT}/cgroup.controllers"):
+                kinds = _v2_controllers(_ROOT)
+                if kinds:
+                    found += _make(2, kinds, _ROOT)
+        return cls(found)
+
+    def describe(self) -> dict[str, int]:
+        """Controller -> cgroup version."""
+        return {kind: h.version for h in self._hierarchies for kind in h.kinds}
+
+    def group(self, name: str, *, memory_mb: int, pids: int, cpus: float) -> Group | None:
+        """A group with these limits for one attempt; None where there are no cgroups."""
+        if not self._hierarchies:
+            return None
+        group = Group(name, self._hierarchies)
+        group.limit(memory_mb=memory_mb, pids=pids, cpus=cpus)
+        return group
+
+    def close(self) -> None:
+        for h in self._hierarchies:
+            for name in os.listdir(h.fd):
+                if name.startswith(_PREFIX):
+                    _remove(name, h.fd)
+            _remove(h.name, h.parent_fd)
+            os.close(h.fd)
+            os.close(h.parent_fd)
+        self._hierarchies = []
+
+
+class Group:
+    """One attempt's group in every hierarchy."""
+
+    def __init__(self, name: str, hierarchies: Iterable[Hierarchy]) -> None:
+        self._name = _PREFIX + name
+        self._hierarchies = list(hierarchies)
+        self._procs: list[int] = []
+        for h in self._hierarchies:
+            os.mkdir(self._name, dir_fd=h.fd)
+            self._procs.append(os.open(f"{self._name}/cgroup.procs", os.O_WRONLY, dir_fd=h.fd))
+
+    @property
+    def procs(self) -> list[int]:
+        """Descriptors of `cgroup.procs`; a process that writes 0 there joins."""
+        return self._procs
+
+    def limit(self, *, memory_mb: int, pids: int, cpus: float) -> None:
+        size = memory_mb << 20
+        for h in self._hierarchies:
+            if h.version == 1:
+                values = {
+                    "memory": [("memory.limit_in_bytes", size), ("memory.memsw.limit_in_bytes", size)],
+                    "pids": [("pids.max", pids)],
+                    "cpu": [("cpu.cfs_period_us", 100_000), ("cpu.cfs_quota_us", int(cpus * 100_000))],
+                }
+            else:
+                values = {
+                    "memory": [("memory.max", size), ("memory.swap.max", 0)],
+                    "pids": [("pids.max", pids)],
+                    "cpu": [("cpu.max", f"{int(cpus * 100_000)} 100000")],
+                }
+            for kind in h.kinds:
+                for file, value in values[kind]:
+                    with contextlib.suppress(FileNotFoundError):  # swap accounting may be off
+                        self._write(h, file, str(value))
+
+    def oom_kills(self) -> int:
+        """How many processes the memory limit has ended."""
+        for h in self._hierarchies:
+            if "memory" in h.kinds:
+                file = "memory.oom_control" if h.version == 1 else "memory.events"
+                for line in self._read(h, file).splitlines():
+                    if line.startswith("oom_kill "):
+                        return int(line.split()[1])
+        return 0
+
+    def close(self) -> None:
+        for fd in self._procs:
+            os.close(fd)
+        self._procs = []
+        for h in self._hierarchies:
+            _remove(self._name, h.fd)
+
+    def _write(self, h: Hierarchy, file: str, text: str) -> None:
+        fd = os.open(f"{self._name}/{file}", os.O_WRONLY, dir_fd=h.fd)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
+
+    def _read(self, h: Hierarchy, file: str) -> str:
+        fd = os.open(f"{self._name}/{file}", os.O_RDONLY, dir_fd=h.fd)
+        try:
+            return os.read(fd, 1 << 16).decode()
+        finally:
+            os.close(fd)
+
+
+def _own_groups() -> dict[str, str]:
+    out = {}
+    with open("/proc/self/cgroup") as file:
+        for line in file:
+            _, kinds, path = line.rstrip("\n").split(":", 2)
+            for kind in kinds.split(","):
+                out[kind] = path
+    return out
+
+
+def _v2_controllers(base: str) -> tuple[str, ...]:
+    """Controllers that children of `base` get; tries to enable them (refused where `base` itself holds processes)."""
+    for kind in _V1:
+        with contextlib.suppress(OSError), open(f"{base}/cgroup.subtree_control", "w") as file:
+            file.write(f"+{kind}")
+    try:
+        with open(f"{base}/cgroup.subtree_control") as file:
+            present = file.read().split()
+    except OSError:
+        return ()
+    return tuple(k for k in _V1 if k in present)
+
+
+def _make(version: int, kinds: tuple[str, ...], base: str) -> list[Hierarchy]:
+    name = f"{_PREFIX}{os.getpid()}-{_birth(os.getpid())}"
+    try:
+        parent_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY)
+        _sweep(parent_fd)
+        os.mkdir(name, dir_fd=parent_fd)
+        if version == 2:
+            fd = os.open(f"{name}/cgroup.subtree_control", os.O_WRONLY, dir_fd=parent_fd)
+            os.write(fd, " ".join(f"+{k}" for k in kinds).encode())
+            os.close(fd)
+        return [
+            Hierarchy(version, kinds, parent_fd, name, os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=parent_fd))
+        ]
+    except OSError:  # not permitted: reported by the backend's capabilities, never pretended
+        return []
+
+
+def _birth(pid: int) -> str:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rsplit(b")", 1)[1].split()[19].decode()
+
+
+def _sweep(parent_fd: int) -> None:
+    """Remove the groups of hosts that no longer run (killed with -9)."""
+    for name in os.listdir(parent_fd):
+        parts = name.split("-")
+        if len(parts) != 3 or not name.startswith(_PREFIX) or not (parts[1].isdigit() and parts[2].isdigit()):
+            continue
+        try:
+            alive = _birth(int(parts[1])) == parts[2]
+        except OSError:
+            alive = False
+        if not alive:
+            fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=parent_fd)
+            for child in os.listdir(fd):
+                if child.startswith(_PREFIX):
+                    _remove(child, fd)
+            os.close(fd)
+            _remove(name, parent_fd)
+
+
+def _remove(name: str, dir_fd: int) -> None:
+    """rmdir, waiting shortly for the last process of the group to be gone."""
+    for _ in range(50):
+        try:
+            os.rmdir(name, dir_fd=dir_fd)
+            return
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(0.002)

@@ -1,0 +1,84 @@
+"""The few Linux calls that Python 3.11 lacks: namespaces, mounts, prctl. Imported by the host: standard library only."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+
+MS_RDONLY = 1
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_NOEXEC = 8
+MS_REMOUNT = 32
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+MNT_DETACH = 2
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def unshare(flags: int) -> None:
+    _check(_libc.unshare(ctypes.c_int(flags)), f"unshare(0x{flags:x})")
+
+
+def setns(fd: int, kind: int) -> None:
+    _check(_libc.setns(ctypes.c_int(fd), ctypes.c_int(kind)), "setns")
+
+
+def mount(source: str, target: str, fstype: str | None = None, flags: int = 0, data: str | None = None) -> None:
+    _check(
+        _libc.mount(
+            source.encode(),
+            target.encode(),
+            fstype.encode() if fstype else None,
+            ctypes.c_ulong(flags),
+            data.encode() if data else None,
+        ),
+        f"mount {fstype or 'bind'} {source} on {target}",
+    )
+
+
+def umount(target: str) -> None:
+    _check(_libc.umount2(target.encode(), ctypes.c_int(MNT_DETACH)), f"umount {target}")
+
+
+def pivot_root(new_root: str) -> None:
+    """Make `new_root` (a mount point) the root and drop the old one from the namespace."""
+    number = _SYS_PIVOT_ROOT[os.uname().machine]
+    os.chdir(new_root)
+    _check(_libc.syscall(ctypes.c_long(number), b".", b"."), f"pivot_root {new_root}")
+    umount(".")
+    os.chdir("/")
+
+
+def die_with_parent(signal_number: int) -> None:
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal_number), 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
+
+
+def set_dumpable(value: bool) -> None:
+    _check(_libc.prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(int(value)), 0, 0, 0), "prctl(PR_SET_DUMPABLE)")
+
+
+def set_fs_ids(uid: int, gid: int) -> None:
+    """Owner of files made from now on. The order matters: leaving fsuid 0 drops the right to change fsgid."""
+    if uid:
+        _libc.setfsgid(ctypes.c_uint(gid))
+        _libc.setfsuid(ctypes.c_uint(uid))
+    else:
+        _libc.setfsuid(ctypes.c_uint(uid))
+        _libc.setfsgid(ctypes.c_uint(gid))

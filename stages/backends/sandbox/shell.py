@@ -1,0 +1,324 @@
+"""The persistent bash of one attempt, driven from the host process over pipes.
+
+Inside the jail a supervisor bash (re)starts a loop bash. The loop reads NUL-ended commands from descriptor 198 and answers on
+199 with `R<rc> <cwd> NUL <export -p> NUL`; its EXIT trap answers `X…` in the same form; the supervisor answers `!<rc> NUL`
+when the loop ended (`exit`, `exec prog`, `kill -9 $$`). Exit codes therefore never mix with output, and the environment of
+the last good moment is known, so it survives a restart. Everything an agent can write to 199 is treated as hostile: it can
+fool only its own observation.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import shlex
+import signal
+import struct
+import termios
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stages.backends.sandbox.capture import Capture
+from stages.backends.sandbox.spawn import COMMAND_FD, REPORT_FD, Jail, born, children
+
+_LOOP = r"""
+exec 200>&1
+__rsi_report() { builtin printf '%s%d %s\0' "$1" "$2" "$PWD" >&199; builtin export -p >&199; builtin printf '\0' >&199; }
+trap '__rsi_report X "$?"' EXIT
+while IFS= builtin read -r -d '' -u 198 __rsi_command; do
+ { eval "$__rsi_command"; } </dev/null >&200 2>&200 198<&- 200>&-
+ __rsi_report R "$?"
+done
+"""
+_SUPERVISOR = r"""
+ulimit -S -c 0; ulimit -H -c 0; %s
+while :; do
+ bash --noprofile --norc -c "$1" bash
+ printf '!%%d\0' "$?" >&199
+done
+"""
+_MAX_REPORT_BYTES = 4 << 20
+_CHUNK = 1 << 18
+_TERM_GRACE_S, _KILL_GRACE_S, _RESTORE_S = 0.3, 1.0, 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the host reports for one command."""
+
+    output: bytes
+    exit_code: int | None
+    timed_out: bool
+    restarted: bool
+    truncated_bytes: int
+    duration_s: float
+
+
+def command_line(*, pids: int, data_kb: int | None) -> list[str]:
+    """argv of the supervisor. `pids` counts every process of the jail: it has a user namespace of its own."""
+    limits = f"ulimit -u {pids}" + (f"; ulimit -d {data_kb}" if data_kb else "")
+    return ["/bin/bash", "--noprofile", "--norc", "-c", _SUPERVISOR % limits, "bash", _LOOP]
+
+
+class Shell:
+    """`start_jail(output, command_in, report_out)` starts a fresh jail on the same workspace and returns it."""
+
+    def __init__(self, start_jail: Callable[[int, int, int], Jail], *, workdir: str, output_bytes: int) -> None:
+        self._start_jail = start_jail
+        self._cwd = workdir.encode()
+        self._exports = b""
+        self._output_bytes = output_bytes
+        self._loop = asyncio.get_running_loop()
+        self._output = self._command = self._report = -1
+        self._wake = asyncio.Event()
+        self.jail: Jail | None = None
+
+    def start(self) -> None:
+        """A new jail with new pipes. Nothing is read until the first command."""
+        self._output, output_in = os.pipe()
+        command_out, self._command = os.pipe()
+        self._report, report_in = os.pipe()
+        for fd in (self._output, self._command, self._report):
+            os.set_blocking(fd, False)
+        try:
+            self.jail = self._start_jail(output_in, command_out, report_in)
+        finally:
+            for fd in (output_in, command_out, report_in):
+                os.close(fd)
+        self.jail.exited.add_done_callback(lambda _: self._wake.set())
+        self._reports = bytearray()
+
+    async def begin(self) -> None:
+        """Start and wait until bash answers. Raises OSError where bwrap cannot make the jail (its own words in the message)."""
+        self.start()
+        if not await self._restore():
+            assert self.jail is not None
+            capture = Capture(4096)
+            if self.jail.alive:
+                await self.jail.kill()
+            self._drain(capture)
+            raise OSError(
+                f"no shell in the new sandbox; bwrap says: {capture.result()[0].decode(errors='replace').strip()}"
+            )
+
+    async def run(self, command: bytes, timeout_s: float) -> Outcome:
+        """One command. A time-out ends what the command started, and the shell if it will not answer."""
+        began = time.monotonic()
+        restarted = False
+        if self.jail is None or not self.jail.alive:
+            await self._restart()
+            restarted = True
+        capture = Capture(self._output_bytes)
+        kind, code = await self._converse(command, began + timeout_s, capture)
+        timed_out = kind == "timeout"
+        if timed_out:
+            kind = await self._interrupt(began, capture)
+        self._drain(capture)
+        if kind == "ended":
+            code, restarted = None, True
+            if not await self._restore():
+                await self._restart()
+        elif kind != "done":
+            code, restarted = None, True
+            await self._restart()
+        output, omitted = capture.result()
+        return Outcome(output, None if timed_out else code, timed_out, restarted, omitted, time.monotonic() - began)
+
+    async def close(self) -> None:
+        if self.jail is not None:
+            await self.jail.kill()
+        for fd in (self._output, self._command, self._report):
+            if fd >= 0:
+                os.close(fd)
+        self._output = self._command = self._report = -1
+
+    # ------------------------------------------------------------------ conversation
+
+    async def _converse(self, command: bytes, deadline: float, capture: Capture) -> tuple[str, int | None]:
+        """("done", rc), ("ended", rc of the loop bash), ("gone", None) or ("timeout", None)."""
+        self._drain_reports()
+        self._reports.clear()
+        self._wake.clear()
+        self._loop.add_reader(self._output, self._read_output, capture)
+        self._loop.add_reader(self._report, self._read_report)
+        try:
+            if not await self._send(command + b"\0", deadline):
+                return ("timeout", None) if self.jail and self.jail.alive else ("gone", None)
+            return await self._answer(deadline)
+        finally:
+            self._loop.remove_reader(self._output)
+            self._loop.remove_reader(self._report)
+
+    async def _answer(self, deadline: float) -> tuple[str, int | None]:
+        while True:
+            message = self._next_report()
+            if message is not None:
+                return message
+            if self.jail is None or not self.jail.alive or len(self._reports) > _MAX_REPORT_BYTES:
+                return "gone", None
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return "timeout", None
+            self._wake.clear()
+            alarm = self._loop.call_later(left, self._wake.set)  # far cheaper than wait_for, which makes a task
+            await self._wake.wait()
+            alarm.cancel()
+
+    async def _send(self, data: bytes, deadline: float) -> bool:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._command, view) :]
+            except BlockingIOError:
+                writable = self._loop.create_future()
+                self._loop.add_writer(self._command, lambda f=writable: f.done() or f.set_result(None))
+                try:
+                    await asyncio.wait_for(writable, max(deadline - time.monotonic(), 0.001))
+                except TimeoutError:
+                    return False
+                finally:
+                    self._loop.remove_writer(self._command)
+            except BrokenPipeError:
+                return False
+        return True
+
+    def _next_report(self) -> tuple[str, int | None] | None:
+        while True:
+            end = self._reports.find(b"\0")
+            if end < 0:
+                return None
+            first = bytes(self._reports[:end])
+            if first.startswith(b"!"):
+                del self._reports[: end + 1]
+                return "ended", _number(first[1:])
+            end2 = self._reports.find(b"\0", end + 1)
+            if end2 < 0:
+                return None
+            exports = bytes(self._reports[end + 1 : end2])
+            del self._reports[: end2 + 1]
+            code, _, cwd = first[1:].partition(b" ")
+            if cwd.startswith(b"/"):
+                self._cwd = cwd
+            if exports.startswith(b"declare -x "):
+                self._exports = exports
+            if first.startswith(b"R"):
+                return "done", _number(code)
+
+    # ------------------------------------------------------------------ restart
+
+    async def _restore(self) -> bool:
+        """Give the loop bash that the supervisor started anew the old cwd and environment. False: it does not answer."""
+        cwd = os.fsdecode(self._cwd)
+        script = self._exports + b"\n" + os.fsencode(f"cd -- {shlex.quote(cwd)} 2>/dev/null || cd /")
+        kind, _ = await self._converse(script, time.monotonic() + _RESTORE_S, Capture(1024))
+        return kind == "done"
+
+    async def _restart(self) -> None:
+        await self.close()
+        await self.begin()
+
+    # ------------------------------------------------------------------ time-out
+
+    async def _interrupt(self, began: float, capture: Capture) -> str:
+        """TERM, then KILL to what the command started, then the loop bash, then (by the caller) the whole jail."""
+        since = (
+            int((time.clock_gettime(time.CLOCK_BOOTTIME) - (time.monotonic() - began)) * os.sysconf("SC_CLK_TCK")) - 1
+        )
+        init = self.jail.init() if self.jail else None
+        if init is None:
+            return "gone"
+        supervisor = min(children(init), key=lambda p: (born(p) or 0, p), default=None)
+        loop_bash = (children(supervisor) or [None])[0] if supervisor else None
+        core = {init, supervisor, loop_bash}
+        steps = [(signal.SIGTERM, _TERM_GRACE_S), *[(signal.SIGKILL, 0.05)] * 5, (signal.SIGKILL, _KILL_GRACE_S)]
+        for number, grace in steps:
+            for pid in _descendants(init):
+                if pid not in core and (born(pid) or 0) >= since:
+                    _signal(pid, number)
+            kind = await self._listen(grace, capture)
+            if kind != "timeout":
+                return kind
+        if loop_bash:
+            _signal(loop_bash, signal.SIGKILL)
+            return await self._listen(_KILL_GRACE_S, capture)
+        return "gone"
+
+    async def _listen(self, seconds: float, capture: Capture) -> str:
+        self._loop.add_reader(self._output, self._read_output, capture)
+        self._loop.add_reader(self._report, self._read_report)
+        try:
+            return (await self._answer(time.monotonic() + seconds))[0]
+        finally:
+            self._loop.remove_reader(self._output)
+            self._loop.remove_reader(self._report)
+
+    # ------------------------------------------------------------------ pipes
+
+    def _read_output(self, capture: Capture) -> None:
+        try:
+            data = os.read(self._output, _CHUNK)
+        except BlockingIOError:
+            return
+        if data:
+            capture.add(data)
+        else:
+            self._loop.remove_reader(self._output)
+
+    def _read_report(self) -> None:
+        try:
+            data = os.read(self._report, 1 << 16)
+        except BlockingIOError:
+            return
+        if not data:
+            self._loop.remove_reader(self._report)
+        self._reports += data
+        self._wake.set()
+
+    def _drain(self, capture: Capture) -> None:
+        """Exactly what is readable now: a background process that keeps writing cannot hold us."""
+        left = _readable(self._output)
+        while left > 0:
+            try:
+                data = os.read(self._output, min(left, _CHUNK))
+            except BlockingIOError:
+                return
+            if not data:
+                return
+            capture.add(data)
+            left -= len(data)
+
+    def _drain_reports(self) -> None:
+        left = _readable(self._report)
+        if left:
+            os.read(self._report, left)
+
+
+def _readable(fd: int) -> int:
+    return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0" * 4))[0])
+
+
+def _number(text: bytes) -> int | None:
+    return int(text) if text.isdigit() and len(text) < 4 else None
+
+
+def _descendants(pid: int) -> list[int]:
+    out, todo = [], [pid]
+    while todo:
+        found = children(todo.pop())
+        out += found
+        todo += found
+    return out
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+__all__ = ["COMMAND_FD", "REPORT_FD", "Outcome", "Shell", "command_line"]

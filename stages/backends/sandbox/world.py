@@ -1,0 +1,179 @@
+"""The host process's own little world: private namespaces, a root of allow-listed host files, nothing else.
+
+Layout seen by the host (never by an agent, whose bwrap builds its own root from parts of it):
+
+    /usr /bin /lib …   the machine's, read-only        /etc       a generated subset
+    /opt/bwrap         the bwrap binary                /opt/rsi   verifier tools (read-only)
+    /store             task files and tests, by key    /ws, /vlogs   mount points of one attempt
+
+Every attempt gets a copy of this mount namespace with its own sized tmpfs on /ws; the namespace is held by a descriptor.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+from stages.backends.sandbox import kernel
+
+_USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_ETC_COPIED = (
+    "ld.so.cache",
+    "ld.so.conf",
+    "nsswitch.conf",
+    "services",
+    "protocols",
+    "mime.types",
+    "debian_version",
+    "os-release",
+)
+_ETC_BOUND = ("alternatives", "ld.so.conf.d")
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_ETC_TEXT = {
+    "passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+    "group": "root:x:0:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+    "hostname": "sandbox\n",
+    "resolv.conf": "",
+    "shells": "/bin/sh\n/bin/bash\n",
+}
+
+
+def enter_namespaces(parent_pidfd: int) -> None:
+    """New mount and PID namespaces (and a user namespace where not root); returns in the new PID namespace's init.
+
+    The caller's own process stays outside as a guard that waits for it: when either dies, so does everything below.
+    Raises OSError where the kernel refuses.
+    """
+    uid, gid = os.getuid(), os.getgid()
+    if uid == 0:
+        try:
+            kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID)
+        except OSError:
+            _enter_user_namespace(uid, gid)
+    else:
+        _enter_user_namespace(uid, gid)
+    child = os.fork()
+    if child:
+        os.close(parent_pidfd)
+        for fd in range(3, 256):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _, status = os.waitpid(child, 0)
+        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    kernel.die_with_parent(signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it closes us
+
+
+def _enter_user_namespace(uid: int, gid: int) -> None:
+    kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
+    Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
+
+
+def build_root(config: dict[str, Any]) -> None:
+    """Mount the world on a tmpfs and make it the root. `config` is the backend's start-up message."""
+    os.umask(0o022)
+    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    root = "/tmp"  # any existing directory: the mount is ours alone and becomes "/"
+    copies = {target: _read_tree(source) for target, source in config["copy"].items()}
+    # opened before /tmp is covered: a source may lie below it
+    binds = {target: os.open(source, os.O_PATH | os.O_DIRECTORY) for target, source in config["bind"].items()}
+    kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1g,mode=0755")
+    for name in ("usr", "etc", "dev", "proc", "opt/bwrap", "opt/rsi", "store", "ws", "vlogs", "tmp"):
+        os.makedirs(f"{root}/{name}")
+    _bind("/usr", f"{root}/usr")
+    for name in _USR_LINKS:
+        if os.path.islink(f"/{name}"):
+            os.symlink(os.readlink(f"/{name}").lstrip("/"), f"{root}/{name}")
+        elif os.path.isdir(f"/{name}"):
+            os.makedirs(f"{root}/{name}")
+            _bind(f"/{name}", f"{root}/{name}")
+    _make_etc(f"{root}/etc")
+    for name in _DEVICES:
+        Path(f"{root}/dev/{name}").touch()
+        kernel.mount(f"/dev/{name}", f"{root}/dev/{name}", None, kernel.MS_BIND)
+    for target, tree in copies.items():
+        _write_tree(f"{root}/{target}", tree)
+    for target, fd in binds.items():
+        os.makedirs(f"{root}/{target}", exist_ok=True)
+        _bind(f"/proc/self/fd/{fd}", f"{root}/{target}")
+        os.close(fd)
+    kernel.mount("proc", f"{root}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    kernel.pivot_root(root)
+
+
+def _bind(source: str, target: str) -> None:
+    kernel.mount(source, target, None, kernel.MS_BIND | kernel.MS_REC)
+
+
+def _make_etc(etc: str) -> None:
+    for name in _ETC_COPIED:
+        with contextlib.suppress(OSError):  # not every distribution has every file
+            shutil.copyfile(f"/etc/{name}", f"{etc}/{name}")
+    for name in _ETC_BOUND:
+        if os.path.isdir(f"/etc/{name}"):
+            shutil.copytree(f"/etc/{name}", f"{etc}/{name}", symlinks=True)
+    for name, text in _ETC_TEXT.items():
+        Path(f"{etc}/{name}").write_text(text)
+
+
+def _read_tree(path: str) -> dict[str, tuple[int, bytes]]:
+    """Relative path -> (mode, content) of the regular files below `path`; symlinks are followed, caches left out."""
+    out: dict[str, tuple[int, bytes]] = {}
+    for folder, dirs, names in os.walk(path, followlinks=True):
+        dirs[:] = [d for d in dirs if d != "__pycache__"]
+        for name in names:
+            full = os.path.join(folder, name)
+            if os.path.isfile(full):
+                out[os.path.relpath(full, path)] = (os.stat(full).st_mode & 0o777, Path(full).read_bytes())
+    return out
+
+
+def _write_tree(path: str, tree: dict[str, tuple[int, bytes]]) -> None:
+    for name, (mode, content) in tree.items():
+        full = os.path.join(path, name)
+        os.makedirs(os.path.dirname(full), exist_ok=True)
+        Path(full).write_bytes(content)
+        os.chmod(full, mode | 0o444 | (mode & 0o111 and 0o111))
+
+
+class AttemptWorld:
+    """One attempt's mount namespace: the host's world plus a sized tmpfs on /ws. Gone when closed and nobody runs in it."""
+
+    def __init__(self, home_fd: int, *, size_mb: int, inodes: int, uid: int) -> None:
+        self._home_fd = home_fd
+        self._uid = uid
+        self.fd = -1
+        kernel.unshare(kernel.CLONE_NEWNS)
+        try:
+            self.fd = os.open("/proc/self/ns/mnt", os.O_RDONLY)
+            kernel.mount(
+                "tmpfs", "/ws", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV,
+                f"size={size_mb}m,nr_inodes={inodes},mode=0755,uid={uid},gid={uid}",
+            )  # fmt: skip
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            kernel.setns(home_fd, kernel.CLONE_NEWNS)
+
+    def __enter__(self) -> None:
+        kernel.setns(self.fd, kernel.CLONE_NEWNS)
+        kernel.set_fs_ids(self._uid, self._uid)
+
+    def __exit__(self, *_: object) -> None:
+        kernel.set_fs_ids(0, 0)
+        kernel.setns(self._home_fd, kernel.CLONE_NEWNS)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
