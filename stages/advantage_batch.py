@@ -132,8 +132,8 @@ def turn_boundary_gae_batch(
     `values` [B, T]; `turn_ids` int [B, T], −1 outside nodes, or runs already found. `rewards` [B], on the last node of
     each row. `turn_rewards` [B, U], further reward on the last node of turn u. `next_*` [B]: the node after the last
     one, across a turn boundary (bootstrap, or another partition); absent at a true end; `next_returns` defaults to
-    `next_values`. A row without nodes is excluded and listed. Raises RewardError for a value or reward of a node that
-    is not finite.
+    `next_values`. A row without nodes is excluded and listed. Raises RewardError for a reward, or a value that the scan
+    reads (the first of each run), that is not finite; elsewhere such a value makes only its own advantage so.
     """
     runs = turn_ids if isinstance(turn_ids, TurnRuns) else find_runs(turn_ids)
     b = runs.shape[0]
@@ -175,7 +175,7 @@ def turn_boundary_gae_batch(
         big_g = r[at] + g * next_g[who]
         target[at], returns[at] = u, big_g
         next_v[who], next_a[who], next_g[who] = v, u - v, big_g
-    adv = _subtract(runs, target, values)
-    if not np.isfinite(target).all():
+    if not (np.isfinite(first_v).all() and np.isfinite(target).all()):
         raise RewardError("a value is not finite; the critic has diverged")
+    adv = _subtract(runs, target, values)
     return BatchAdvantages(runs=runs, advantages=adv, run_targets=target, run_returns=returns, rows_without_nodes=empty)
