@@ -133,7 +133,7 @@ class Attempt:
         with self._world:
             for path in ("/ws/work", "/ws/home", "/ws/tmp"):
                 os.mkdir(path, 0o755)
-            os.chmod("/ws/tmp", 0o1777)
+            os.chmod("/ws/tmp", 0o1777)  # noqa: S103 - a /tmp is like that; only this attempt ever sees it
             for path, mode, content in self._bundle.files:
                 full = posixpath.join("/ws/work", path)
                 os.makedirs(posixpath.dirname(full), exist_ok=True)

@@ -92,6 +92,7 @@ class Group:
 
     def limit(self, *, memory_mb: int, pids: int, cpus: float) -> None:
         size = memory_mb << 20
+        values: dict[str, list[tuple[str, object]]]
         for h in self._hierarchies:
             if h.version == 1:
                 values = {

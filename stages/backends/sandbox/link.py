@@ -49,7 +49,7 @@ class HostLink:
         ours.setblocking(False)
         config = {**self._config, "socket_fd": theirs.fileno(), "parent_pid": os.getpid()}
         package_root = str(Path(stages.__file__).resolve().parent.parent)
-        self._process = subprocess.Popen(  # noqa: S603
+        self._process = subprocess.Popen(
             [sys.executable, "-S", "-s", "-B", "-m", "stages.backends.sandbox.host", json.dumps(config)],
             env={"PYTHONPATH": package_root, "LC_ALL": "C.UTF-8"},
             pass_fds=(theirs.fileno(),),

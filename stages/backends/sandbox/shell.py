@@ -175,7 +175,7 @@ class Shell:
                 view = view[os.write(self._command, view) :]
             except BlockingIOError:
                 writable = self._loop.create_future()
-                self._loop.add_writer(self._command, lambda f=writable: f.done() or f.set_result(None))
+                self._loop.add_writer(self._command, _resolve, writable)
                 try:
                     await asyncio.wait_for(writable, max(deadline - time.monotonic(), 0.001))
                 except TimeoutError:
@@ -232,7 +232,7 @@ class Shell:
         if init is None:
             return "gone"
         supervisor = min(children(init), key=lambda p: (born(p) or 0, p), default=None)
-        loop_bash = (children(supervisor) or [None])[0] if supervisor else None
+        loop_bash = next(iter(children(supervisor)), None) if supervisor else None
         core = {init, supervisor, loop_bash}
         steps = [(signal.SIGTERM, _TERM_GRACE_S), *[(signal.SIGKILL, 0.05)] * 5, (signal.SIGKILL, _KILL_GRACE_S)]
         for number, grace in steps:
@@ -295,6 +295,11 @@ class Shell:
         left = _readable(self._report)
         if left:
             os.read(self._report, left)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _readable(fd: int) -> int:
