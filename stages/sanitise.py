@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stages.domain import Task, Trajectory
-from stages.leaks.evidence import ABSENT, HiddenTexts
+from stages.leaks.evidence import ABSENT, Evidence, HiddenTexts
 from stages.leaks.signatures import Match, blobs, first_of_each_place, hidden_paths, secrets
 
 
@@ -64,7 +64,10 @@ def public_view(
     `hidden_texts` (tests and solution) are used only to recognise their own text in an observation. What the public
     instruction holds verbatim stays. A final "done" turn without an observation stays as it is.
     """
-    hidden = HiddenTexts(hidden_texts, task.instruction) if hidden_texts else ABSENT
+    hidden = ABSENT
+    if hidden_texts:
+        evidence = Evidence(task, trajectory, hidden_texts)
+        hidden = HiddenTexts(hidden_texts, (task.instruction, evidence.typed_text, evidence.files_text))
     turns: list[tuple[str, str]] = []
     report: list[Replacement] = []
     for turn in trajectory.turns:

@@ -32,6 +32,7 @@ _SED_REPLACEMENT = re.compile(
     r"s(?P<d>[/|#,@!:])(?P<old>(?:\\.|(?!(?P=d)).)*)(?P=d)(?P<new>(?:\\.|(?!(?P=d)).)*)(?P=d)"
 )
 _BARE_NUMBER = re.compile(r"(?<![\w.\-/:])(?:\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?)(?![\w\-/:]|\.\d)")
+_MODE = re.compile(r"[0-7]{3,4}|[ugoa]*[-+=][rwxXst]*(?:,[ugoa]*[-+=][rwxXst]*)*")
 _GIT_SHA = re.compile(r"(?<![\w/.\-])(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,11}(?![\w.])")
 
 
@@ -100,7 +101,7 @@ def read_value(runbook: Runbook, context: ReviewContext) -> list[Finding]:
 def hard_coded_answer(runbook: Runbook, context: ReviewContext) -> list[Finding]:
     """A result that the task asks to compute, written as a literal."""
     found = []
-    clauses = [c for c in _CLAUSE.split(context.task.instruction) if c.strip()]
+    clauses = _clauses(context)
     for number, line in enumerate(lines_of(runbook, context)):
         for literal in line.literals:
             for start, end, text in _written(literal):
@@ -120,6 +121,17 @@ def hard_coded_answer(runbook: Runbook, context: ReviewContext) -> list[Finding]
                     )
                 )
     return found
+
+
+def unexplained_number(literal: Literal, context: ReviewContext) -> str | None:
+    """Why a written number cannot come from the instruction; None if it can, or if it is no number."""
+    if not literal.text.strip().strip("'\"").replace(".", "").isdigit():
+        return None
+    return _unexplained(literal.text, literal, _clauses(context), context)
+
+
+def _clauses(context: ReviewContext) -> list[str]:
+    return [c for c in _CLAUSE.split(context.task.instruction) if c.strip()]
 
 
 # ------------------------------------------------------------------------------------------------- one value's judgement
@@ -218,6 +230,8 @@ def _written(literal: Literal) -> list[tuple[int, int, str]]:
     """The parts of a literal that end up in a file or in an answer."""
     if literal.role in (Role.PAYLOAD, Role.CLAIM):
         return [(literal.start, literal.end, literal.text)]
+    if literal.role is Role.SETTING and _MODE.fullmatch(literal.text):
+        return [(literal.start, literal.end, literal.text)]
     if literal.role is Role.SETTING and literal.target:
         return [
             (literal.start, literal.end, m["new"].rsplit("=", 1)[-1]) for m in _SED_REPLACEMENT.finditer(literal.text)
@@ -233,8 +247,11 @@ def _unexplained(text: str, literal: Literal, clauses: list[str], context: Revie
         return None
     numeric = bool(re.fullmatch(r"[\d\s.,+*/%()-]*\d[\d\s.,+*/%()-]*", value))
     named = [c for c in clauses if literal.target and literal.target.rsplit("/", 1)[-1].lower() in c.lower()]
-    computed = [c for c in named if _COMPUTES.search(c)]
+    computed = [c for c in named if _COMPUTES.search(c) or _names_another_file(c, literal.target, context)]
     atoms = {a.text for a in atoms_of(value)}
+    if literal.role is Role.SETTING and _MODE.fullmatch(value) and not numeric:
+        flows = any(_names_another_file(c, literal.target, context) for c in named)
+        return f"sets a mode on {literal.target} that another file must give" if flows else None
     if not atoms:
         return None
     if numeric:
@@ -247,7 +264,7 @@ def _unexplained(text: str, literal: Literal, clauses: list[str], context: Revie
             strong = any(re.search(r"(?i)\b(?:count|number of|how many)\b", c) for c in computed)
             return "writes a number that the task asks to count" if strong and literal.role is Role.PAYLOAD else None
         if computed:
-            return f"writes a number into {literal.target}, which the task asks to compute"
+            return f"gives {literal.target} a number that the task asks to find or to compute"
         if literal.role is Role.CLAIM and atoms <= {*COMMON_NUMBERS} and not literal.target:
             return None
         return None if atoms <= public else "writes a number that the instruction does not give"
@@ -257,6 +274,12 @@ def _unexplained(text: str, literal: Literal, clauses: list[str], context: Revie
         if not atoms & words and not atoms <= everywhere and not re.search(r"[$`(]", text):
             return f"writes a fixed text into {literal.target}, which the task asks to compute"
     return None
+
+
+def _names_another_file(clause: str, target: str, context: ReviewContext) -> bool:
+    """The sentence that names the target also names an input of the workspace: the value flows from there."""
+    name = target.rsplit("/", 1)[-1]
+    return any(f.rsplit("/", 1)[-1] != name and f.rsplit("/", 1)[-1] in clause for f in context.task.files)
 
 
 def _numbers(clause: str) -> set[str]:

@@ -9,7 +9,7 @@ from stages.domain import Finding, LeakPart, Runbook, Severity
 from stages.leaks.context import ReviewContext, finding, lines_of
 from stages.leaks.evidence import atoms_of
 from stages.leaks.lines import Line, Role
-from stages.leaks.words import COMMANDS, INTERACTIVE, READERS
+from stages.leaks.words import COMMANDS, INTERACTIVE, READERS, words
 
 _find = partial(finding, LeakPart.COMPATIBILITY)
 
@@ -44,9 +44,11 @@ _KEYS = re.compile(
 )
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x9b]")
 _FILE = re.compile(r"(?<![\w/.\-*{}$])(?:\./)?[\w][\w.+-]*(?:/[\w.+-]+)*\.[A-Za-z][A-Za-z0-9]{0,5}(?![\w/*\-(])")
-_EXTENSION = frozenset(
-    ["txt", "log", "csv", "tsv", "json", "jsonl", "yaml", "yml", "toml", "conf", "cfg", "ini", "md", "html", "xml", "sh", "py", "js", "ts", "c", "h", "cpp", "hpp", "rs", "go", "java", "rb", "pl", "sql", "gz", "tar", "zip", "bak", "dat", "img", "lst", "ref", "pdf", "png", "jpg", "jpeg", "gif", "so", "out", "tex", "ipynb", "db", "sqlite", "pem", "key", "crt", "lock", "map", "list", "tmp", "in", "mp4", "wav", "bin", "patch", "diff"]
-)
+_EXTENSION = words("""
+    txt log csv tsv json jsonl yaml yml toml conf cfg ini md html xml sh py js ts c h cpp hpp rs go java rb pl sql gz
+    tar zip bak dat img lst ref pdf png jpg jpeg gif so out tex ipynb db sqlite pem key crt lock map list tmp in mp4
+    wav bin patch diff
+""")
 _MAKES_FILE = re.compile(
     r"(?i)\b(?:create|write|save|make|produce|generate|name|call|output|store|redirect|copy|move|rename|into|to|as|download|build|compile)\b"
 )
@@ -128,11 +130,9 @@ def commands(runbook: Runbook, context: ReviewContext) -> list[Finding]:
                         evidence=m.group(),
                     )
                 )
-        if rules.allowed_commands is None:
-            continue
         if line.text.strip().lower() in rules.done_words:
             continue
-        if not line.commands and line.text.strip():
+        if context.strict and not line.commands and line.text.strip():
             found.append(
                 _find(
                     Severity.SOFT,
@@ -143,8 +143,8 @@ def commands(runbook: Runbook, context: ReviewContext) -> list[Finding]:
                     evidence=line.text[:80],
                 )
             )
-        for command in line.commands:
-            if command.name not in rules.allowed_commands:
+        for command in line.commands if rules.allowed_commands is not None else ():
+            if rules.allowed_commands is not None and command.name not in rules.allowed_commands:
                 found.append(
                     _find(
                         Severity.SOFT,
@@ -181,10 +181,9 @@ def interactive(runbook: Runbook, context: ReviewContext) -> list[Finding]:
             batch = command.name in ("vim", "vi", "nvim", "emacs") and any(
                 w in ("-es", "-Es", "-c", "--batch", "-s") for w in command.words
             )
-            batch = (
-                batch
-                or (command.name in ("gdb", "top", "tmux", "screen", "ed")
-                and any(w in ("-batch", "-b", "-d", "new-session", "-dm", "-dmS", "-s") for w in command.words))
+            batch = batch or (
+                command.name in ("gdb", "top", "tmux", "screen", "ed")
+                and any(w in ("-batch", "-b", "-d", "new-session", "-dm", "-dmS", "-s") for w in command.words)
             )
             bare = (
                 command.name in ("python", "python3", "mysql", "psql", "sqlite3", "node", "irb") and not command.words

@@ -9,6 +9,7 @@ from stages.domain import Finding, LeakPart, Runbook, Severity, Task, Trajectory
 from stages.errors import TaskError
 from stages.leaks.evidence import Evidence
 from stages.leaks.lines import Line, parse
+from stages.leaks.words import words
 
 _HIDDEN_FOLDERS = ("tests", "solution")
 _MAX_HIDDEN_BYTES = 1_000_000  # of one file; larger ones are data, not text that a runbook could quote
@@ -20,18 +21,20 @@ class HarnessRules:
 
     max_lines: int = 40
     max_line_chars: int = 400
-    allowed_commands: frozenset[str] | None = None  # None: any; a set also means that every line is typed as a command
+    literal_lines: bool = False  # True: every line is a command to be typed (shell harness); False: prose is welcome
+    allowed_commands: frozenset[str] | None = None  # None: any
     forbidden: Mapping[str, str] = field(default_factory=dict)  # name -> regular expression of a construct
     interactive: bool = False  # True: full-screen programs can be driven by keystrokes
     done_words: frozenset[str] = frozenset({"done", "exit", "finish", "finished", "submit"})
 
 
-SHELL_COMMANDS = frozenset(
-    ["echo", "touch", "mkdir", "mv", "cp", "rm", "cat", "ls", "grep", "wc", "chmod", "sed", "cut", "sort", "head", "tail", "pwd", "printf", "uniq"]
-)
+SHELL_COMMANDS = words("""
+    echo touch mkdir mv cp rm cat ls grep wc chmod sed cut sort head tail pwd printf uniq
+""")
 SHELL_HARNESS = HarnessRules(
     max_lines=12,
     max_line_chars=120,
+    literal_lines=True,
     allowed_commands=SHELL_COMMANDS,
     forbidden={
         "command substitution or variable": r"[$`]",
@@ -55,10 +58,30 @@ class ReviewContext:
     def __post_init__(self) -> None:
         object.__setattr__(self, "evidence", Evidence(self.task, self.source, self.hidden_texts))
 
+    @classmethod
+    def for_task(
+        cls,
+        task: Task,
+        source: Trajectory | None = None,
+        *,
+        max_lines: int = 40,
+        max_line_chars: int = 400,
+        literal_lines: bool = False,
+        allowed_commands: frozenset[str] | None = None,
+    ) -> ReviewContext:
+        """The context of a task on disk, hidden files included. Raises TaskError when the folder has no tests."""
+        harness = HarnessRules(
+            max_lines=max_lines,
+            max_line_chars=max_line_chars,
+            literal_lines=literal_lines,
+            allowed_commands=allowed_commands,
+        )
+        return cls(task=task, source=source, hidden_texts=load_hidden_texts(task), harness=harness)
+
     @property
     def strict(self) -> bool:
         """The harness types every line, so every literal is a value."""
-        return self.harness.allowed_commands is not None
+        return self.harness.literal_lines
 
 
 def load_hidden_texts(task: Task) -> dict[str, str]:

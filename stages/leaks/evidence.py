@@ -6,7 +6,7 @@ One `Evidence` belongs to one context; its indexes are built when first asked fo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -14,6 +14,7 @@ from functools import cached_property
 from stages.domain import Task, Trajectory
 from stages.leaks.passages import PassageIndex, joined, words_of
 from stages.leaks.words import COMMON, COMMON_NUMBERS, LISTERS, NUMERALS
+from stages.leaks.words import words as word_set
 
 _ATOM = re.compile(r"\d{1,3}(?:,\d{3})+(?!\d)|\d+(?:[.:]\d+)+|\w+")
 _LINES = re.compile(r"\n| ; ")  # the shell harness joins the lines of an observation by " ; "
@@ -22,9 +23,10 @@ _BOILERPLATE = re.compile(
 )
 _FILE_LIKE = re.compile(r"[\w.+-]+(?:/[\w.+-]+)*\.\w+")
 _MAX_FILE_CHARS = 200_000
-_GENERIC_NAMES = frozenset(
-    ["main.py", "app.py", "utils.py", "config.json", "config.yaml", "config.toml", "data.csv", "data.json", "README.md", "Makefile", "Dockerfile", "requirements.txt", "setup.py", "pyproject.toml", "package.json", "index.html", "input.txt", "output.txt", "__init__.py"]
-)
+_GENERIC_NAMES = word_set("""
+    main.py app.py utils.py config.json config.yaml config.toml data.csv data.json README.md Makefile Dockerfile
+    requirements.txt setup.py pyproject.toml package.json index.html input.txt output.txt __init__.py
+""")
 
 
 class OriginKind(StrEnum):
@@ -83,35 +85,45 @@ def _atoms(text: str) -> Iterator[str]:
 
 
 class HiddenTexts:
-    """Passages of tests and solution that neither the instruction nor the agent's own keys explain."""
+    """Passages of tests and solution that nothing visible explains.
 
-    def __init__(self, texts: Mapping[str, str], public: str, typed: str = "") -> None:
+    `visible` are texts whose runs explain themselves; only the words of the first `sources` of them (instruction, the
+    agent's own keys) also explain single words.
+    """
+
+    def __init__(self, texts: Mapping[str, str], visible: Sequence[str], sources: int = 2) -> None:
         self._index = PassageIndex({name: _BOILERPLATE.sub("", text) for name, text in texts.items()})
-        self._visible = (joined(public), joined(typed))
-        self._words = COMMON | set(self._visible[0].split()) | set(self._visible[1].split())
+        self._visible = tuple(joined(text) for text in visible if text)
+        self._words = COMMON.union(*(joined(text).split() for text in visible[:sources]))
 
-    def passages(self, text: str) -> list[Passage]:
+    def passages(self, text: str, *, min_words: int = 0, min_strange: int = 0) -> list[Passage]:
         words = words_of(text)
         found = []
         for run in self._index.runs(words):
             part = [w.text for w in words[run.first : run.last]]
+            if len(part) < min_words or strange_words(part, self._words) < min_strange:
+                continue
             if is_telling(part, self._words, self._visible):
                 start, end = words[run.first].start, words[run.last - 1].end
                 found.append(Passage(start=start, end=end, text=text[start:end], source=f"{run.source}:{run.line}"))
         return found
 
 
-def is_telling(part: list[str], explained: frozenset[str] | set[str], visible: tuple[str, ...]) -> bool:
+def strange_words(part: Sequence[str], explained: frozenset[str]) -> int:
+    """Words that carry information and are explained by nothing."""
+    return sum(1 for w in part if w not in explained and len(w) > 1 and not (w.isdigit() and len(w) < 3))
+
+
+def is_telling(part: Sequence[str], explained: frozenset[str], visible: Sequence[str]) -> bool:
     """Is a shared run of words evidence of copying? Few unexplained words need a longer run."""
-    run = f" {' '.join(part)} "
-    if any(run in text for text in visible):
+    strange, n = strange_words(part, explained), len(part)
+    if not (strange >= 3 or (strange == 2 and n >= 6) or (strange == 1 and n >= 10) or n >= 24):
         return False
-    strange = sum(1 for w in part if w not in explained and len(w) > 1 and not (w.isdigit() and len(w) < 3))
-    n = len(part)
-    return strange >= 3 or (strange == 2 and n >= 6) or (strange == 1 and n >= 10) or n >= 24
+    run = f" {' '.join(part)} "
+    return not any(run in text for text in visible)
 
 
-ABSENT = HiddenTexts({}, "")
+ABSENT = HiddenTexts({}, ())
 
 
 class Evidence:
@@ -143,6 +155,20 @@ class Evidence:
     @cached_property
     def typed_text(self) -> str:
         return "\n".join(t.action for t in self._source.turns) if self._source else ""
+
+    @cached_property
+    def observed_text(self) -> str:
+        return "\n".join(t.observation for t in self._source.turns) if self._source else ""
+
+    @cached_property
+    def files_text(self) -> str:
+        """The workspace's text files, one after the other."""
+        return "\n".join(text for _, text in self._text_files())
+
+    def _text_files(self) -> Iterator[tuple[str, str]]:
+        for path, content in self._task.files.items():
+            if b"\0" not in content[:1024]:
+                yield path, content[:_MAX_FILE_CHARS].decode("utf-8", "replace")
 
     # ---------------------------------------------------------- where things were met
 
@@ -199,10 +225,7 @@ class Evidence:
     def _files(self) -> dict[str, Origin]:
         """Atoms inside the workspace's text files."""
         found: dict[str, Origin] = {}
-        for path, content in self._task.files.items():
-            if b"\0" in content[:1024]:
-                continue
-            text = content[:_MAX_FILE_CHARS].decode("utf-8", "replace")
+        for path, text in self._text_files():
             lines = text.split("\n")
             alone = len([line for line in lines if line.strip()]) == 1
             for number, line in enumerate(lines, start=1):
@@ -244,7 +267,7 @@ class Evidence:
 
     @cached_property
     def hidden_passages(self) -> HiddenTexts:
-        return HiddenTexts(self._hidden, self._task.instruction, self.typed_text)
+        return HiddenTexts(self._hidden, (self._task.instruction, self.typed_text, self.observed_text, self.files_text))
 
     @cached_property
     def _observations(self) -> PassageIndex:
@@ -257,7 +280,7 @@ class Evidence:
         if self._source is None or len(words) < 4:
             return []
         visible = (joined(self._task.instruction), joined(self.typed_text))
-        explained = COMMON | self.public | set(visible[1].split())
+        explained = COMMON.union(self.public, visible[1].split())
         found = []
         for run in self._observations.runs(words):
             part = [w.text for w in words[run.first : run.last]]
@@ -287,6 +310,19 @@ class Evidence:
                     continue
                 names.append((path, re.compile(rf"(?<![\w.\-/]){re.escape(name)}(?![\w\-])")))
         return tuple(names)
+
+    def typed_first(self, atom: str) -> int | None:
+        """Turn in which the agent typed the atom before it saw it; None if it saw it first, or never typed it."""
+        origin = self._met.get(atom)
+        return int(origin.place.removeprefix("turn ")) if origin and origin.kind is OriginKind.OWN else None
+
+    def hidden_file_with(self, text: str) -> str | None:
+        return next((name for name, body in self._hidden.items() if text in body), None)
+
+    def file_place(self, atom: str) -> str | None:
+        """ "fodu.ref:1" when the content of a workspace file holds the atom."""
+        origin = self._files.get(atom)
+        return origin.place if origin else None
 
     def hidden_place(self, atom: str) -> str | None:
         """ "tests/test.sh:12" when hidden material holds the atom."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from stages.leaks.words import COMMANDS, FUNCTION_WORDS
 
@@ -91,6 +92,7 @@ _CLAIMS = (
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+")
 
 
+@lru_cache(maxsize=4096)
 def parse(text: str, *, shell_only: bool = False) -> Line:
     """`shell_only`: the harness types every line, so a line is a command whatever it looks like."""
     body = _MARK.match(text)
@@ -220,19 +222,28 @@ def _roles(command: Command, words: list[tuple[str, int, int]]) -> list[Literal]
             role = Role.PAYLOAD
         elif _INTERPRETERS.fullmatch(name) and (" " in text or "(" in text):
             role = Role.CODE
-        elif name in ("mkdir", "touch", "tee", "useradd", "groupadd") or (name in ("git",) and after_option == "-m") or (name in ("mv", "cp", "ln", "install", "rsync") and len(plain) > 1 and start == plain[-1][1]):
+        elif (
+            name in ("mkdir", "touch", "tee", "useradd", "groupadd")
+            or (name in ("git",) and after_option == "-m")
+            or (name in ("mv", "cp", "ln", "install", "rsync") and len(plain) > 1 and start == plain[-1][1])
+        ):
             role = Role.CREATED
-        elif (name in ("chmod", "chown", "chgrp") and plain and start == plain[0][1]) or name in (
-            "export",
-            "set",
-            "alias",
-        ) or (name == "sed" and (re.match(r"(?:\d+|\$|/[^/]*/)?\s*[sacyi]\W", text) or ";s" in text)):
+        elif (
+            (name in ("chmod", "chown", "chgrp") and plain and start == plain[0][1])
+            or name
+            in (
+                "export",
+                "set",
+                "alias",
+            )
+            or (name == "sed" and (re.match(r"(?:\d+|\$|/[^/]*/)?\s*[sacyi]\W", text) or ";s" in text))
+        ):
             role = Role.SETTING
         elif after_option in ("-n", "-c", "-f", "-d", "-k", "-t") and name in ("head", "tail", "cut", "sort", "split"):
             role = Role.OPTION
         after_option = word if word.startswith("-") else ""
         target = command.target
-        if role is Role.SETTING and name == "sed" and plain:
+        if role is Role.SETTING and name in ("sed", "chmod", "chown", "chgrp") and plain:
             target = _unquote(plain[-1][0])
         out.append(Literal(text=text, start=start, end=end, role=role, target=target))
     if name not in COMMANDS and not out and not arguments and len(words) == 1 and _ASSIGN.match(words[0][0]):

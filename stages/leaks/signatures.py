@@ -7,7 +7,7 @@ as a rule the instruction: what stands there verbatim is not reported.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -149,7 +149,7 @@ def _dense(name: str, text: str) -> bool:
     return True
 
 
-def first_of_each_place(matches: Iterator[Match]) -> list[Match]:
+def first_of_each_place(matches: Iterable[Match]) -> list[Match]:
     """Matches in order, without those that overlap an earlier-listed one."""
     kept: list[Match] = []
     for m in matches:
