@@ -9,7 +9,7 @@ are then the master copy. Every update accumulates gradients over micro-batches 
 from __future__ import annotations
 
 import contextlib
-import json
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,10 +21,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from stages.backends.learner import actor as actor_files
-from stages.backends.learner import checkpoint
+from stages.backends.learner import checkpoint, saving
 from stages.backends.learner.critic import Critic, critic_from_actor, load_critic, save_critic
 from stages.backends.learner.optim import Optimizer
 from stages.backends.learner.packing import MicroBatch, PackedBatch, check_batch, pack, unpack
+from stages.backends.learner.router_replay import RouteCounts, RouteReplay
 from stages.backends.protocols import OptimConfig, TrainSequence
 from stages.errors import CheckpointError, ConfigError, ModelError
 from stages.ppo import PolicySums, ValueSums, actor_loss, value_loss
@@ -38,6 +39,7 @@ class TorchLearner:
     """Actor and critic with their optimisers on one device. Implements `stages.backends.protocols.Learner`.
 
     max_tokens_per_gpu: padded tokens of one micro-batch. log_probs_chunk_size: rows of logits that exist at once.
+    use_rollout_routing_replay: reuse the sampler's experts where a batch carries them (spec §6.2); dense models: no effect.
     num_threads: set before every call, for the bits of a CPU run depend on it; None leaves it alone.
     """
 
@@ -51,6 +53,7 @@ class TorchLearner:
         num_threads: int | None = None,
         seed: int = 0,
         gradient_checkpointing: bool = False,
+        use_rollout_routing_replay: bool = True,
     ) -> None:
         if dtype not in DTYPES:
             raise ConfigError(f"learner dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
@@ -64,7 +67,9 @@ class TorchLearner:
         self.dtype = DTYPES[dtype]
         self.num_threads = num_threads
         self.gradient_checkpointing = gradient_checkpointing
+        self.use_rollout_routing_replay = use_rollout_routing_replay
         self._actor: PreTrainedModel | None = None
+        self._replay: RouteReplay | None = None
         self._critic: Critic | None = None
         self._tokenizer: dict[str, bytes] = {}
         self._critic_source: Path | None = None  # the folder that the critic still equals, byte for byte
@@ -103,6 +108,7 @@ class TorchLearner:
             )
         self._tokenizer = actor_files.tokenizer_files(actor_dir)
         self._actor = self._place(actor)
+        self._replay = RouteReplay(self._actor.base_model) if self.use_rollout_routing_replay else None
         self._critic = self._place(critic) if critic is not None else None
         self._critic_source = critic_dir
         self._actor_opt = self._critic_opt = None
@@ -133,7 +139,11 @@ class TorchLearner:
     def log_probs(self, batch: Sequence[TrainSequence], *, temperature: float = 1.0) -> list[np.ndarray]:
         """log π_train(y_j|h_j) at every masked position, float32 [T] each, no gradient."""
         packed = self._pack(batch, self.actor)
-        return unpack(packed, [self._scores(m, temperature).log_probs_N for m in packed.micro_batches], batch)
+        found = []
+        for m in packed.micro_batches:
+            with self._routes(m):
+                found.append(self._scores(m, temperature).log_probs_N)
+        return unpack(packed, found, batch)
 
     # ------------------------------------------------------------------ updates
 
@@ -199,7 +209,7 @@ class TorchLearner:
             return loss
 
         _, norm = self._update(packed, opt, loss_sum, packed.masked_tokens)
-        return {**total.metrics(), "actor/grad_norm": norm, "actor/lr": opt.config.lr}
+        return {**total.metrics(), **self._route_metrics(packed), "actor/grad_norm": norm, "actor/lr": opt.config.lr}
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -210,101 +220,41 @@ class TorchLearner:
         Raises CheckpointError, with an existing `path` intact, when it cannot be written.
         """
 
-        def critic(folder: Path) -> None:
-            if self._critic is None:
-                return
-            if self._critic_source is not None and self._critic_source.is_dir():
-                checkpoint.link_or_copy(self._critic_source, folder / "critic")
-            else:
-                save_critic(self._critic, folder / "critic")
-
-        return self._write(path, critic)
+        if self._critic is None:
+            return self._write(path, None)
+        if self._critic_source is not None and self._critic_source.is_dir():
+            return self.save_actor_only(path, self._critic_source)
+        return self._write(path, functools.partial(save_critic, self._critic))
 
     def save_actor_only(self, path: Path, critic_from: Path | None) -> tuple[str, str | None]:
         """As `save`, with the critic folder `critic_from` carried over byte for byte (RSR: Δφ = 0), or none."""
 
-        def critic(folder: Path) -> None:
-            if critic_from is not None:
-                checkpoint.link_or_copy(critic_from, folder / "critic")
-
-        return self._write(path, critic)
+        carry = None if critic_from is None else functools.partial(checkpoint.link_or_copy, critic_from)
+        return self._write(path, carry)
 
     def save_midpoint(self, first_actor: Path, second_actor: Path, path: Path) -> str:
         """Atomic folder whose actor/ holds the mean of two actors' weights (a distillation candidate); its digest.
 
         Touches no model of this learner. Raises ModelError, or CheckpointError when the two do not fit together.
         """
-        actor, other = actor_files.load_actor(first_actor), actor_files.load_actor(second_actor)
-        theirs = dict(other.named_parameters())
-        with torch.no_grad():
-            for name, p in actor.named_parameters():
-                if name not in theirs or theirs[name].shape != p.shape:
-                    raise CheckpointError(f"{second_actor} and {first_actor} differ in {name}: no mean of them exists")
-                p.lerp_(theirs[name], 0.5)
-        tokenizer = actor_files.tokenizer_files(first_actor)
-        checkpoint.write_folder(path, lambda folder: actor_files.save_actor(actor, folder / "actor", tokenizer))
-        return checkpoint.digest_weights(path / "actor")
+        return saving.write_midpoint(first_actor, second_actor, path)
 
     def restore(self, path: Path) -> None:
         """Everything that `save` wrote, verified, so that the next step is the one that would have followed.
 
         Raises CheckpointError that names the file which is missing or damaged.
         """
-        checkpoint.recover(path)
-        checkpoint.verify_manifest(path)
-        try:
-            state = json.loads((path / "state.json").read_text())
-        except (OSError, json.JSONDecodeError) as e:
-            raise CheckpointError(f"{path / 'state.json'} cannot be read ({e}); take an earlier checkpoint") from e
+        state = saving.read_state(path)
         critic_dir = path / "critic"
         self.load(path / "actor", critic_dir if critic_dir.is_dir() else None)
-        for name in ("actor", "critic"):
-            if (saved := state["optimizers"].get(name)) is None:
-                continue
-            model: nn.Module = self.actor if name == "actor" else self.critic
-            config = OptimConfig(**{**saved["config"], "betas": tuple(saved["config"]["betas"])})
-            opt = Optimizer(model, config, name=name)
-            opt.load(path / f"{name}_optimizer.safetensors")
-            opt.updates = saved["updates"]
-            if name == "actor":
-                self._actor_opt = opt
-            else:
-                self._critic_opt = opt
-        torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state["rng"]), dtype=torch.uint8))
+        self._actor_opt = saving.read_optimizer(path, state, "actor", self.actor)
+        if self._critic is not None:
+            self._critic_opt = saving.read_optimizer(path, state, "critic", self._critic)
+        saving.restore_rng(state)
 
-    def _write(self, path: Path, critic: Callable[[Path], None]) -> tuple[str, str | None]:
-        optimizers = {"actor": self._actor_opt, "critic": self._critic_opt}
-
-        def fill(folder: Path) -> None:
-            actor_files.save_actor(self.actor, folder / "actor", self._tokenizer)
-            critic(folder)
-            state = {
-                "optimizers": {
-                    name: {
-                        "updates": o.updates,
-                        "config": {
-                            "lr": o.config.lr,
-                            "betas": list(o.config.betas),
-                            "weight_decay": o.config.weight_decay,
-                            "clip_grad": o.config.clip_grad,
-                        },
-                    }
-                    for name, o in optimizers.items()
-                    if o is not None
-                },
-                "rng": bytes(torch.get_rng_state().numpy()).hex(),
-            }
-            for name, o in optimizers.items():
-                if o is not None:
-                    o.save(folder / f"{name}_optimizer.safetensors")
-            (folder / "state.json").write_text(json.dumps(state, indent=1, sort_keys=True) + "\n")
-
-        checkpoint.write_folder(path, fill)
-        critic_dir = path / "critic"
-        return (
-            checkpoint.digest_weights(path / "actor"),
-            checkpoint.digest_weights(critic_dir) if critic_dir.is_dir() else None,
-        )
+    def _write(self, path: Path, critic: Callable[[Path], None] | None) -> tuple[str, str | None]:
+        optimizers = {"actor": self._actor_opt, "critic": self._critic_opt if critic is not None else None}
+        return saving.write_checkpoint(path, self.actor, self._tokenizer, critic, optimizers)
 
     # ------------------------------------------------------------------ inner parts
 
@@ -341,7 +291,37 @@ class TorchLearner:
     def _pack(self, batch: Sequence[TrainSequence], model: PreTrainedModel, fields: Sequence[str] = ()) -> PackedBatch:
         self._threads()
         check_batch(batch, context_len=actor_files.context_len(model), vocab_size=int(model.config.vocab_size))
-        return pack(batch, max_tokens=self.max_tokens_per_gpu, fields=fields, device=self.device)
+        replay = self._replay if model is self._actor else None
+        if replay is not None:
+            replay.check(batch)
+            replay.counts = RouteCounts()
+        return pack(
+            batch,
+            max_tokens=self.max_tokens_per_gpu,
+            fields=fields,
+            with_routes=replay is not None and replay.active,
+            device=self.device,
+        )
+
+    @contextlib.contextmanager
+    def _routes(self, m: MicroBatch) -> Iterator[None]:
+        if self._replay is None:
+            yield
+        else:
+            with self._replay.using(m.routed_bTLK):
+                yield
+
+    def _route_metrics(self, packed: PackedBatch) -> Metrics:
+        """Share of input tokens with a replayed route, and of replayed routes that the live router would not take."""
+        if self._replay is None or not self._replay.active:
+            return {}
+        routed = sum(
+            int((m.routed_bTLK[:, :, 0, 0] >= 0).sum()) for m in packed.micro_batches if m.routed_bTLK is not None
+        )
+        return {
+            "train/replayed_token_share": routed / packed.input_tokens,
+            "train/route_flip_share": self._replay.counts.flip_share,
+        }
 
     @contextlib.contextmanager
     def _precision(self) -> Iterator[None]:
@@ -385,9 +365,10 @@ class TorchLearner:
         opt.zero_grad()
         total = 0.0
         for m in packed.micro_batches:
-            loss = loss_sum(m)
-            total += loss.item()
-            if not math.isfinite(total):
-                break  # `step` refuses it; no need to walk the rest
-            (loss / count).backward()
+            with self._routes(m):
+                loss = loss_sum(m)
+                total += loss.item()
+                if not math.isfinite(total):
+                    break  # `step` refuses it; no need to walk the rest
+                (loss / count).backward()
         return total / count, opt.step(loss=total, lr=lr)

@@ -43,13 +43,22 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def moe_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen3-MoE folder: 4 experts, 2 per token, untied embeddings."""
-    folder = tmp_path_factory.mktemp("tiny") / "moe"
+    return build_moe(tmp_path_factory.mktemp("tiny") / "moe", experts=4, top_k=2)
+
+
+@pytest.fixture(scope="session")
+def wide_moe_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """16 experts, 4 per token: their scores lie so close that rounding flips routes."""
+    return build_moe(tmp_path_factory.mktemp("tiny") / "wide", experts=16, top_k=4)
+
+
+def build_moe(folder: Path, *, experts: int, top_k: int) -> Path:
     config = Qwen3MoeConfig(
         **SIZES,
         tie_word_embeddings=False,
         initializer_range=0.2,
-        num_experts=4,
-        num_experts_per_tok=2,
+        num_experts=experts,
+        num_experts_per_tok=top_k,
         moe_intermediate_size=24,
         norm_topk_prob=True,
         decoder_sparse_step=1,

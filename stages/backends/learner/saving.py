@@ -1,0 +1,100 @@
+"""What a learner's checkpoint folder holds: actor/, critic/, optimiser moments, state.json, manifest.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from stages.backends.learner import actor as actor_files
+from stages.backends.learner import checkpoint
+from stages.backends.learner.optim import Optimizer
+from stages.backends.protocols import OptimConfig
+from stages.errors import CheckpointError
+
+STATE = "state.json"
+
+
+def write_checkpoint(
+    path: Path,
+    actor: PreTrainedModel,
+    tokenizer: dict[str, bytes],
+    critic: Callable[[Path], None] | None,
+    optimizers: Mapping[str, Optimizer | None],
+) -> tuple[str, str | None]:
+    """Atomic; returns (actor digest, critic digest). `critic(folder)` writes the critic's folder, None: there is none.
+
+    Raises CheckpointError, with an existing `path` intact, when it cannot be written.
+    """
+
+    def fill(folder: Path) -> None:
+        actor_files.save_actor(actor, folder / "actor", tokenizer)
+        if critic is not None:
+            critic(folder / "critic")
+        alive = {name: o for name, o in optimizers.items() if o is not None}
+        for name, o in alive.items():
+            o.save(folder / f"{name}_optimizer.safetensors")
+        state = {
+            "optimizers": {name: {"updates": o.updates, "config": _plain(o.config)} for name, o in alive.items()},
+            "rng": bytes(torch.get_rng_state().numpy()).hex(),
+        }
+        (folder / STATE).write_text(json.dumps(state, indent=1, sort_keys=True) + "\n")
+
+    checkpoint.write_folder(path, fill)
+    critic_digest = checkpoint.digest_weights(path / "critic") if critic is not None else None
+    return checkpoint.digest_weights(path / "actor"), critic_digest
+
+
+def read_state(path: Path) -> dict:
+    """`state.json` of a verified checkpoint. Raises CheckpointError that names what is missing or damaged."""
+    checkpoint.recover(path)
+    checkpoint.verify_manifest(path)
+    try:
+        return json.loads((path / STATE).read_text())
+    except (OSError, json.JSONDecodeError) as e:
+        raise CheckpointError(f"{path / STATE} cannot be read ({e}); take an earlier checkpoint") from e
+
+
+def read_optimizer(path: Path, state: dict, name: str, model: torch.nn.Module) -> Optimizer | None:
+    """The optimiser of "actor" or "critic" as it was saved; None when it was frozen."""
+    saved = state["optimizers"].get(name)
+    if saved is None:
+        return None
+    config = OptimConfig(**{**saved["config"], "betas": tuple(saved["config"]["betas"])})
+    opt = Optimizer(model, config, name=name)
+    opt.load(path / f"{name}_optimizer.safetensors")
+    opt.updates = saved["updates"]
+    return opt
+
+
+def restore_rng(state: dict) -> None:
+    torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state["rng"]), dtype=torch.uint8))
+
+
+def write_midpoint(first: Path, second: Path, path: Path) -> str:
+    """Atomic folder whose actor/ holds the mean of two actors' weights; returns its digest.
+
+    Raises ModelError, or CheckpointError when the two do not fit together or the folder cannot be written.
+    """
+    actor, other = actor_files.load_actor(first), actor_files.load_actor(second)
+    theirs = dict(other.named_parameters())
+    with torch.no_grad():
+        for name, p in actor.named_parameters():
+            if name not in theirs or theirs[name].shape != p.shape:
+                raise CheckpointError(f"{second} and {first} differ in {name}: no mean of them exists")
+            p.lerp_(theirs[name], 0.5)
+    tokenizer = actor_files.tokenizer_files(first)
+    checkpoint.write_folder(path, lambda folder: actor_files.save_actor(actor, folder / "actor", tokenizer))
+    return checkpoint.digest_weights(path / "actor")
+
+
+def _plain(config: OptimConfig) -> dict[str, float | list[float]]:
+    return {
+        "lr": config.lr,
+        "betas": list(config.betas),
+        "weight_decay": config.weight_decay,
+        "clip_grad": config.clip_grad,
+    }
