@@ -141,5 +141,7 @@ def _load_prompts(path: Path) -> Prompts:
         raise ModelError(f"{path}: not JSON: {error}") from error
     known = {f.name for f in fields(Prompts)}
     if not isinstance(values, dict) or (unknown := set(values) - known):
-        raise ModelError(f"{path}: unknown prompts {sorted(unknown) if isinstance(values, dict) else values!r}; known: {sorted(known)}")
+        raise ModelError(
+            f"{path}: unknown prompts {sorted(unknown) if isinstance(values, dict) else values!r}; known: {sorted(known)}"
+        )
     return Prompts(**values)

@@ -5,13 +5,13 @@ Light on purpose: importing this module loads no torch.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from stages.domain import Stratum
+from stages.rewards import Progress, RewardKind
 
 PositiveInt = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -21,13 +21,6 @@ class Strict(BaseModel):
     """Frozen, and an unknown key is an error that names it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class RewardKind(StrEnum):
-    FDR = "fdr"  # family dense reward (spec §4.2)
-    SPR = "spr"  # strict-pass reward (spec §4.3)
-    COUNT = "count"  # passed / 20 (spec §4.1)
-    BINARY = "binary"  # S
 
 
 class SamplingConfig(Strict):
@@ -106,7 +99,7 @@ class RSRConfig(Strict):
 
 class RewardConfig(Strict):
     kind: RewardKind = RewardKind.FDR
-    progress: Literal["raw", "net_of_nop"] = "raw"
+    progress: Progress = Progress.RAW
     quantile: Fraction = 0.90
     d_min: float = Field(default=1.0, ge=0)
     min_attempts: PositiveInt = 5  # families with fewer profiles borrow their stratum's scale; ours

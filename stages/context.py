@@ -23,6 +23,7 @@ class StageContext:
     rollout: RolloutConfig
     seed: tuple[object, ...]  # (cycle seed, stage name, arm): every random choice derives from it
     namespace: str  # the cycle's own id: makes record ids unique, and never touches a random choice
+    max_new_tokens: int  # output tokens per turn while training
     work_dir: Path  # step checkpoints and candidates; safe to delete once the stage is done
 
 

@@ -40,7 +40,9 @@ def distil(
     Raises BatchError when there is nothing to learn from.
     """
     if not demonstrations:
-        raise BatchError("distillation has no accepted replay: no runbook passed review and replay. Explore more tasks or look at the findings.")
+        raise BatchError(
+            "distillation has no accepted replay: no runbook passed review and replay. Explore more tasks or look at the findings."
+        )
     by_task = _sequences(ctx.chat, config, demonstrations, tasks)
     learner = ctx.backends.learner
     learner.load(actor_dir, None)
@@ -59,7 +61,9 @@ def distil(
         if label in config.candidates or label == "last":
             saved[label] = ctx.work_dir / "distil" / label
             learner.save_actor_only(saved[label], critic_from=critic_dir)
-    chosen = yield from select(ctx, validate, validation, Phase.DISTIL, _options(ctx, config, actor_dir, saved, learner))
+    chosen = yield from select(
+        ctx, validate, validation, Phase.DISTIL, _options(ctx, config, actor_dir, saved, learner)
+    )
     yield PhaseDone(
         phase=Phase.DISTIL,
         facts={
@@ -72,7 +76,9 @@ def distil(
     return chosen
 
 
-def _options(ctx: StageContext, config: DistilConfig, parent: Path, saved: Mapping[str, Path], learner: object) -> list[Option]:
+def _options(
+    ctx: StageContext, config: DistilConfig, parent: Path, saved: Mapping[str, Path], learner: object
+) -> list[Option]:
     options = []
     for label in config.candidates:
         if label == "parent":
@@ -129,7 +135,9 @@ def _execution(chat: Chat, config: DistilConfig, demo: Demonstration, task: Task
         tokens, mask, log_probs = segment.tokens, segment.loss_mask, segment.rollout_log_probs
         if config.distil_prompt == "without_runbook":
             if tokens[: len(book)].tolist() != book:
-                raise BatchError(f"replay {demo.trajectory.id}: its prompt does not start with the runbook's task message")
+                raise BatchError(
+                    f"replay {demo.trajectory.id}: its prompt does not start with the runbook's task message"
+                )
             tokens = np.concatenate([np.asarray(plain, dtype=np.int32), tokens[len(book) :]])
             mask = np.concatenate([np.zeros(len(plain), dtype=bool), mask[len(book) :]])
             log_probs = np.concatenate([np.zeros(len(plain), dtype=np.float32), log_probs[len(book) :]])

@@ -10,7 +10,16 @@ from pathlib import Path
 from stages.config import EvaluateConfig
 from stages.context import StageContext, attempts, repeat
 from stages.domain import CheckRole, Phase, Task, Trajectory
-from stages.records import AttemptFinished, Candidate, EvaluationDone, PhaseDone, PhaseStarted, Record, Selected, TaskScore
+from stages.records import (
+    AttemptFinished,
+    Candidate,
+    EvaluationDone,
+    PhaseDone,
+    PhaseStarted,
+    Record,
+    Selected,
+    TaskScore,
+)
 from stages.tasks.harbor import Suite
 
 

@@ -11,7 +11,9 @@ from stages.records import PhaseDone, PhaseStarted, Record
 from stages.tasks.draw import draw_tasks
 
 
-def explore(ctx: StageContext, config: ExploreConfig, pool: Sequence[Task]) -> Generator[Record, None, list[Trajectory]]:
+def explore(
+    ctx: StageContext, config: ExploreConfig, pool: Sequence[Task]
+) -> Generator[Record, None, list[Trajectory]]:
     """Returns all attempts; only those with V_x(τ) = 1 go on to the rewrite."""
     tasks = draw_tasks(pool, config.draw, seed=(*ctx.seed, Phase.EXPLORE))
     yield PhaseStarted(phase=Phase.EXPLORE, total=len(tasks) * config.attempts_per_task)

@@ -38,10 +38,8 @@ def replay(
         if trajectory.verdict.counts:
             tally[arm][0] += trajectory.strict
             tally[arm][1] += 1
-        reason = _reject_reason(config, book, trajectory, spec.task) if arm == "own" else "control arm"
-        yield ReplayJudged(
-            trajectory_id=trajectory.id, runbook_id=book.id, accepted=not reason, reason=reason, arm=arm
-        )
+        reason = _reject_reason(ctx, config, book, trajectory, spec.task) if arm == "own" else "control arm"
+        yield ReplayJudged(trajectory_id=trajectory.id, runbook_id=book.id, accepted=not reason, reason=reason, arm=arm)
         if not reason:
             accepted.append(Demonstration(runbook=book, trajectory=trajectory))
     facts: dict[str, float | int | str | None] = {"runbooks": len(books), "accepted": len(accepted)}
@@ -72,11 +70,13 @@ def _plan(
     return plan
 
 
-def _reject_reason(config: ReplayConfig, book: Runbook, trajectory: Trajectory, task: Task) -> str:
+def _reject_reason(ctx: StageContext, config: ReplayConfig, book: Runbook, trajectory: Trajectory, task: Task) -> str:
     """Why a replay is not accepted; empty when it is."""
     if not trajectory.strict:
         return f"verdict {trajectory.verdict.value}"
-    clean, findings = q_leak(trajectory, ReviewContext.for_task(task, trajectory))
+    clean, findings = q_leak(
+        trajectory, ReviewContext.for_task(task, trajectory, literal_lines=ctx.rollout.harness == "shell")
+    )
     if not clean:
         return f"leak: {findings[0].message}"
     if config.only_faithful:

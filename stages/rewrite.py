@@ -74,7 +74,7 @@ async def _plan(
     for source in sources:
         task = tasks[source.task_id]
         messages = [chat.task_message(task.instruction)]
-        for command, observation in sanitise_trajectory(source, task).turns:
+        for command, observation in sanitise_trajectory(source, task, special_tokens=chat.special_tokens):
             messages.append({"role": "assistant", "content": chat.clean(command)})
             messages.append(chat.observation_message(observation))
         messages.append(chat.plan_message())

@@ -16,8 +16,8 @@ from stages.backends.protocols import (
     Backends,
     CommandResult,
     GenerateRequest,
-    Sandbox,
     SamplingParams,
+    Sandbox,
     VerifierReport,
 )
 from stages.chat import Chat, Message
@@ -127,7 +127,9 @@ class _WaveRunner:
             await asyncio.gather(*(self._open(a) for a in attempts))
             while live := [a for a in attempts if a.end is None]:
                 replies = await self._sample(live)
-                await asyncio.gather(*(self._act(a, text) for a, text in zip(live, replies, strict=True) if text is not None))
+                await asyncio.gather(
+                    *(self._act(a, text) for a, text in zip(live, replies, strict=True) if text is not None)
+                )
             reports = await asyncio.gather(*(self._verify(a) for a in attempts))
             return [self._trajectory(a, report) for a, report in zip(attempts, reports, strict=True)]
         finally:
@@ -167,7 +169,15 @@ class _WaveRunner:
             attempt.messages.append({"role": "assistant", "content": reply})
             segment = attempt.ledger.segment_index
             attempt.turns.append(
-                Turn(index=len(attempt.turns), action=reply, observation="", exit_code=None, segment=segment, start=start, end=end)
+                Turn(
+                    index=len(attempt.turns),
+                    action=reply,
+                    observation="",
+                    exit_code=None,
+                    segment=segment,
+                    start=start,
+                    end=end,
+                )
             )
             if answer.finish_reason == "abort":
                 attempt.end = EndReason.CANCELLED
@@ -235,7 +245,7 @@ class _WaveRunner:
 
     async def _verify(self, attempt: _Attempt) -> VerifierReport:
         """A final state is verified whatever ended the attempt; errors and cancelled attempts have no verdict."""
-        if attempt.end is EndReason.CANCELLED or attempt.sandbox is None and not attempt.error:
+        if attempt.end is EndReason.CANCELLED or (attempt.sandbox is None and not attempt.error):
             return VerifierReport(verdict=Verdict.NONE)
         if attempt.end is EndReason.ERROR or attempt.sandbox is None:
             return VerifierReport(verdict=Verdict.INFRA_ERROR, log=attempt.error)

@@ -76,7 +76,9 @@ class Ledger:
     def add_sample(self, answer: GenerateAnswer, turn: int) -> tuple[int, int]:
         """Append what was sampled, as it came. Returns its [start, end) in the open segment."""
         if len(answer.output_ids) != len(answer.output_token_logprobs):
-            raise DriftError(f"{answer.rid}: {len(answer.output_ids)} ids but {len(answer.output_token_logprobs)} log-probs")
+            raise DriftError(
+                f"{answer.rid}: {len(answer.output_ids)} ids but {len(answer.output_token_logprobs)} log-probs"
+            )
         start, n = len(self._tokens), len(answer.output_ids)
         self._tokens += answer.output_ids
         self._mask += [True] * n
@@ -85,7 +87,9 @@ class Ledger:
         self._versions.append(answer.weight_version)
         if answer.routed_experts is not None:
             self._experts.append(answer.routed_experts)
-        self._raw.append(json.dumps({"segment": self.segment_index, "start": start, "output_ids": list(answer.output_ids)}))
+        self._raw.append(
+            json.dumps({"segment": self.segment_index, "start": start, "output_ids": list(answer.output_ids)})
+        )
         return start, len(self._tokens)
 
     def extend(self, rendered: str) -> Boundary:
@@ -159,7 +163,9 @@ class Ledger:
             loss_mask=open_.loss_mask[:last],
             rollout_log_probs=open_.rollout_log_probs[:last],
             turn_ids=open_.turn_ids[:last],
-            rollout_routed_experts=None if open_.rollout_routed_experts is None else open_.rollout_routed_experts[: last - 1],
+            rollout_routed_experts=None
+            if open_.rollout_routed_experts is None
+            else open_.rollout_routed_experts[: last - 1],
             weight_versions=open_.weight_versions,
         )
         return (*self._done, cut)

@@ -18,7 +18,8 @@ STOP_WORDS = frozenset(
     (
         *("data", "date", "done", "file", "five", "gone", "late", "life", "like", "line", "live", "made", "make"),
         *("mode", "more", "move", "name", "none", "note", "rate", "save", "same", "side", "size", "take", "tape"),
-        *("time", "tone", "type", "vote", "zero"),
+        *("time", "tone", "type", "vote", "zero", "give", "base", "none", "site", "rule", "role", "like", "same"),
+        *("dago", "homo", "kike", "nazi", "pedo", "puta", "puto", "rape"),  # no word that offends
     )
 )
 """CVCV words that instructions, runbooks or bash use, or might: never names, so a name is never read as a word."""

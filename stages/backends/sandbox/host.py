@@ -19,7 +19,7 @@ import sys
 import traceback
 from typing import Any
 
-from stages.backends.sandbox import seccomp, world
+from stages.backends.sandbox import kernel, seccomp, world
 from stages.backends.sandbox.attempt import Attempt, TaskStore
 from stages.backends.sandbox.cgroups import Cgroups
 from stages.backends.sandbox.spawn import Reaper, memory_file, reserve_descriptors
@@ -141,6 +141,8 @@ def main() -> None:
         if os.getppid() != config["parent_pid"]:
             os._exit(0)  # it died before we could watch it
         cgroups = Cgroups.create(enabled=config["cgroups"])
+        if config.get("host_uid"):
+            kernel.become(int(config["host_uid"]))
         world.enter_namespaces(parent_pidfd)
         world.build_root(config)
         reserve_descriptors()

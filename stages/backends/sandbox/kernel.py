@@ -70,8 +70,12 @@ def die_with_parent(signal_number: int) -> None:
     _check(_libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal_number), 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
 
 
-def set_dumpable(value: bool) -> None:
-    _check(_libc.prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(int(value)), 0, 0, 0), "prctl(PR_SET_DUMPABLE)")
+def become(uid: int) -> None:
+    """Give up root for good; the process may still write its own uid_map (it stays dumpable)."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    _check(_libc.prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(1), 0, 0, 0), "prctl(PR_SET_DUMPABLE)")
 
 
 def set_fs_ids(uid: int, gid: int) -> None:

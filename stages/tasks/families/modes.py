@@ -52,7 +52,7 @@ class ModeFile(Family):
     name = "modefile"
     skill = 0.40
     wordings = (
-        "{r} has a mode , give it to {f}",
+        "{r} has a mode , set it on {f}",
         "mode of {f} must be as {r} has it",
         "read {r} and set that mode on {f}",
     )

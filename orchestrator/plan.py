@@ -1,0 +1,95 @@
+"""A `CycleConfig` becomes an ordered list of stages and an estimate. Pure: the launch form shows it before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.models.states import StageKind
+from stages.config import CycleConfig, RPRConfig, RSRConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan:
+    """One stage. `name` is the name of the checkpoint that it ends in."""
+
+    index: int
+    kind: StageKind
+    round: int
+    name: str
+    parent: str | None  # name of the checkpoint that it starts from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Predicted cost of a stage or a cycle."""
+
+    attempts: int  # sandboxes started
+    updates: int  # optimiser steps, an upper bound for distillation
+    wall_s: tuple[float, float]  # low, high, on the embedded default with two cores
+
+    def __add__(self, other: Estimate) -> Estimate:
+        low, high = self.wall_s[0] + other.wall_s[0], self.wall_s[1] + other.wall_s[1]
+        return Estimate(
+            attempts=self.attempts + other.attempts, updates=self.updates + other.updates, wall_s=(low, high)
+        )
+
+
+# Seconds per attempt and per update of the embedded model, measured on two cores; the range covers a busy machine.
+ATTEMPT_S = (0.025, 0.06)
+UPDATE_S = (0.2, 0.6)
+
+
+def plan(config: CycleConfig) -> list[StagePlan]:
+    """Base, then one RSR and one RPR per round."""
+    stages = [StagePlan(index=0, kind=StageKind.BASE, round=0, name="Base", parent=None)]
+    for round_ in range(1, config.rounds + 1):
+        for kind, label in ((StageKind.RSR, "RSR"), (StageKind.RPR, "RPR")):
+            stages.append(
+                StagePlan(index=len(stages), kind=kind, round=round_, name=f"{label}-{round_}", parent=stages[-1].name)
+            )
+    return stages
+
+
+def estimate(config: CycleConfig) -> Estimate:
+    """The sum over all stages."""
+    total = Estimate(attempts=0, updates=0, wall_s=(0.0, 0.0))
+    for stage in plan(config):
+        total += estimate_stage(config, stage)
+    return total
+
+
+def estimate_stage(config: CycleConfig, stage: StagePlan) -> Estimate:
+    """Attempts and updates of one stage, its evaluation included."""
+    attempts = config.reported_size * config.evaluate.attempts_per_task * len(config.reported_suites)
+    updates = 0
+    validation = config.validation_size * config.validate_.attempts_per_task
+    if stage.kind is StageKind.RSR:
+        more, updates = _rsr(config.rsr_of(stage.round), config.pool_size)
+        attempts += more + validation * len(config.rsr_of(stage.round).distil.candidates)
+    elif stage.kind is StageKind.RPR:
+        rpr = config.rpr_of(stage.round)
+        more, updates = _rpr(rpr, config.pool_size, warm=stage.round == 1 or not rpr.inherit_critic)
+        attempts += more + validation * max(1, len(rpr.keep_steps))
+    return _cost(attempts, updates)
+
+
+def _rsr(config: RSRConfig, pool: int) -> tuple[int, int]:
+    tasks = config.explore.draw.n_tasks or pool
+    books = tasks * config.rewrite.runbooks_per_task
+    attempts = tasks * config.explore.attempts_per_task + books * config.replay.attempts_per_runbook
+    attempts += 2 * config.replay.control_runbooks
+    return attempts, config.distil.epochs * max(1, round(tasks / config.distil.batch_size))
+
+
+def _rpr(config: RPRConfig, pool: int, *, warm: bool) -> tuple[int, int]:
+    profile = (config.profile.draw.n_tasks or pool) * config.profile.attempts_per_task
+    steps = config.num_critic_only_steps + config.joint_steps
+    updates = config.num_critic_only_steps + 2 * config.joint_steps
+    if warm:
+        updates += config.warmup.epochs * max(1, round(profile / config.warmup.batch_size))
+    return profile + steps * config.over_sampling_batch_size, updates
+
+
+def _cost(attempts: int, updates: int) -> Estimate:
+    low, high = (attempts * ATTEMPT_S[i] + updates * UPDATE_S[i] for i in (0, 1))
+    return Estimate(attempts=attempts, updates=updates, wall_s=(low, high))

@@ -1,0 +1,174 @@
+"""One fresh batch of attempts, scored by the frozen pre-update critic: what a local step trains on (spec §3, §5, §7)."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stages.advantage import (
+    Handover,
+    SegmentNodes,
+    TimeLimit,
+    TrajectoryAdvantages,
+    segment_nodes,
+    trajectory_advantages,
+    whiten,
+)
+from stages.backends.protocols import Learner, TrainSequence
+from stages.config import RPRConfig, SamplingConfig
+from stages.context import StageContext, attempts
+from stages.domain import EndReason, Phase, Segment, Task, Trajectory
+from stages.errors import BatchError
+from stages.records import Record
+from stages.rewards import RewardModel
+from stages.rollout import AttemptSpec
+from stages.tasks.draw import draw_tasks
+from stages.tokens import require_no_drift
+from stages.values import EVBreakdown
+
+TRUNCATED = frozenset({EndReason.TURN_CAP, EndReason.TOKEN_CAP, EndReason.CONTEXT_OVERFLOW, EndReason.TIME_LIMIT})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch:
+    """A global batch with everything frozen before its update."""
+
+    trajectories: tuple[Trajectory, ...]
+    sequences: tuple[TrainSequence, ...]  # one per trained segment
+    metrics: dict[str, float | None]
+
+
+def collect(
+    ctx: StageContext, config: RPRConfig, pool: Sequence[Task], phase: Phase, step: int
+) -> Generator[Record, None, list[Trajectory]]:
+    """The first `global_batch_size` finished attempts that have a verdict; the surplus is flagged and kept out (spec §7).
+
+    Finish order is (turns, attempt index): an attempt of fewer turns finishes in an earlier wave turn, and timing plays
+    no part. Raises BatchError below `min_batch_fraction`.
+    """
+    n = config.over_sampling_batch_size
+    prompts = -(-n // config.n_samples_per_prompt)
+    tasks = draw_tasks(pool, config.draw, n=prompts, seed=(*ctx.seed, phase, step))
+    specs = [
+        AttemptSpec(task=task, attempt=a, key=(i, a))
+        for i, task in enumerate(tasks)
+        for a in range(config.n_samples_per_prompt)
+    ][:n]
+    done = yield from attempts(ctx, phase, specs, SamplingConfig(max_new_tokens=ctx.max_new_tokens), step=step)
+    finished = sorted((i for i, t in enumerate(done) if t.verdict.counts), key=lambda i: (len(done[i].turns), i))
+    kept = sorted(finished[: config.global_batch_size])
+    if len(kept) < config.min_batch_fraction * config.global_batch_size:
+        raise BatchError(
+            f"{phase.value} step {step}: only {len(kept)} of {config.global_batch_size} attempts have a verdict "
+            f"(min_batch_fraction {config.min_batch_fraction}). Look at the sandbox and the verifier logs; no weight was changed."
+        )
+    return [done[i] for i in kept]
+
+
+def score(learner: Learner, config: RPRConfig, trajectories: Sequence[Trajectory], reward: RewardModel) -> Batch:
+    """Values, rewards, advantages and targets of a batch. Nothing is updated.
+
+    Raises DriftError when a loss-region token is not what the sampler returned.
+    """
+    require_no_drift(trajectories)
+    rewards = [reward.score(t) for t in trajectories]
+    segments = [(i, s) for i, t in enumerate(trajectories) for s in t.segments]
+    plain = [_sequence(s) for _, s in segments]
+    values = learner.values(plain)
+    ends = _end_values(learner, config, trajectories, segments)
+    nodes: list[list[SegmentNodes]] = [[] for _ in trajectories]
+    for (i, segment), v, end in zip(segments, values, ends, strict=True):
+        nodes[i].append(segment_nodes(segment, v, end_value=end))
+    sequences: list[TrainSequence] = []
+    ev = EVBreakdown()
+    excluded = 0
+    at = 0
+    for trajectory, own, r in zip(trajectories, nodes, rewards, strict=True):
+        result = _advantages(config, own, r, trajectory)
+        mine, at = list(zip(plain[at : at + len(own)], values[at : at + len(own)], strict=True)), at + len(own)
+        if result.excluded:
+            excluded += 1
+            continue
+        for seg, adv, (sequence, v) in zip(own, result.segments, mine, strict=True):
+            ev.add(family=trajectory.family, turn_ids=seg.turn_ids, values=seg.values, returns=adv.returns)
+            sequences.append(
+                replace(
+                    sequence,
+                    advantages=seg.to_tokens(adv.advantages),
+                    value_targets=seg.to_tokens(adv.value_targets),
+                    old_values=v,
+                )
+            )
+    if config.whiten_advantages:
+        white = whiten([s.advantages[s.loss_mask] for s in sequences if s.advantages is not None])
+        for i, w in enumerate(white):
+            spread = np.zeros(len(sequences[i].tokens), dtype=np.float32)
+            spread[sequences[i].loss_mask] = w
+            sequences[i] = replace(sequences[i], advantages=spread)
+    return Batch(
+        trajectories=tuple(trajectories),
+        sequences=tuple(sequences),
+        metrics={**ev.metrics(), **_rollout_metrics(trajectories, rewards), "train/excluded": float(excluded)},
+    )
+
+
+def _sequence(segment: Segment) -> TrainSequence:
+    return TrainSequence(
+        tokens=segment.tokens,
+        loss_mask=segment.loss_mask,
+        rollout_log_probs=segment.rollout_log_probs,
+        rollout_routed_experts=segment.rollout_routed_experts,
+    )
+
+
+def _end_values(
+    learner: Learner, config: RPRConfig, trajectories: Sequence[Trajectory], segments: Sequence[tuple[int, Segment]]
+) -> list[float | None]:
+    """V of the final prefix, where it is needed: truncated attempts that bootstrap, and summarised segments."""
+    counts = [len(t.segments) for t in trajectories]
+    wanted = [
+        counts[i] > 1 or (config.time_limit == "bootstrap" and trajectories[i].end_reason in TRUNCATED)
+        for i, _ in segments
+    ]
+    probes = [
+        TrainSequence(  # one more token, whose prefix is the whole segment
+            tokens=np.append(s.tokens, np.int32(0)),
+            loss_mask=np.append(np.zeros(len(s.tokens), dtype=bool), True),
+            rollout_log_probs=np.zeros(len(s.tokens) + 1, dtype=np.float32),
+        )
+        for (_, s), want in zip(segments, wanted, strict=True)
+        if want
+    ]
+    found = iter(learner.values(probes)) if probes else iter(())
+    return [float(next(found)[-1]) if want else None for want in wanted]
+
+
+def _advantages(
+    config: RPRConfig, nodes: Sequence[SegmentNodes], reward: float, trajectory: Trajectory
+) -> TrajectoryAdvantages:
+    return trajectory_advantages(
+        nodes,
+        reward=reward,
+        gamma=config.gamma_turn,
+        lam=config.lambda_turn,
+        handover=Handover(config.handover),
+        truncated=trajectory.end_reason in TRUNCATED,
+        time_limit=TimeLimit(config.time_limit),
+    )
+
+
+def _rollout_metrics(trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> dict[str, float | None]:
+    n = len(trajectories)
+    failed = sum(r for t, r in zip(trajectories, rewards, strict=True) if not t.strict)
+    return {
+        "rollout/attempts": float(n),
+        "rollout/success": sum(t.strict for t in trajectories) / n,
+        "rollout/reward_mean": sum(rewards) / n,
+        "rollout/failure_reward_share": failed / sum(rewards) if sum(rewards) else None,
+        "rollout/turns_mean": sum(len(t.turns) for t in trajectories) / n,
+        "rollout/tokens_mean": sum(t.sampled_tokens for t in trajectories) / n,
+        "rollout/truncated": sum(t.end_reason in TRUNCATED for t in trajectories) / n,
+        "rollout/drift_tokens": float(sum(t.drift_tokens for t in trajectories)),
+    }

@@ -1,0 +1,243 @@
+"""The two stages, phase by phase (spec §2). Pure composition: what is finished already comes from `Finished`."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from stages.backends.learner.checkpoint import digest_weights
+from stages.config import EvaluateConfig, RPRConfig, RSRConfig
+from stages.context import StageContext
+from stages.distil import distil
+from stages.domain import Decision, FamilyScale, Phase, Runbook, Task, Trajectory
+from stages.errors import StopRequested
+from stages.evaluate import Option, select
+from stages.explore import explore
+from stages.profile import profile, reward_model
+from stages.records import CheckpointSaved, PhaseDone, PhaseStarted, Progress, Record, RunbookReviewed
+from stages.refine import refine
+from stages.replay import Demonstration, replay
+from stages.review import PolicyMode, ReviewContext, review_runbook
+from stages.rewrite import Planner, rewrite
+from stages.tasks.harbor import Suite
+from stages.warmup import warm_up
+
+
+class ReviewPending(StopRequested):
+    """The human gate is open: people have not yet given the verdicts that the recipe asks for."""
+
+
+class Finished(Protocol):
+    """What earlier, interrupted runs of this stage completed. Every method returns None for a phase that is not done."""
+
+    def trajectories(self, phase: Phase) -> list[Trajectory] | None: ...
+
+    def runbooks(self) -> list[Runbook] | None: ...
+
+    def approved(self) -> set[str] | None:
+        """Ids of the runbooks that passed the whole gate, people included."""
+        ...
+
+    def demonstrations(self) -> list[Demonstration] | None: ...
+
+    def scales(self) -> tuple[FamilyScale, ...] | None: ...
+
+    def selected(self, phase: Phase) -> str | None:
+        """Label of the candidate that was kept."""
+        ...
+
+
+class NothingFinished:
+    """A stage that starts afresh."""
+
+    def trajectories(self, phase: Phase) -> list[Trajectory] | None:
+        return None
+
+    def runbooks(self) -> list[Runbook] | None:
+        return None
+
+    def approved(self) -> set[str] | None:
+        return None
+
+    def demonstrations(self) -> list[Demonstration] | None:
+        return None
+
+    def scales(self) -> tuple[FamilyScale, ...] | None:
+        return None
+
+    def selected(self, phase: Phase) -> str | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """A checkpoint's two folders; the critic is None before the first warm-up."""
+
+    actor: Path
+    critic: Path | None
+
+
+def serve(ctx: StageContext, actor: Path, version: str) -> None:
+    """Load weights into the sampler, unless it already has them."""
+    if ctx.backends.sampler.weight_version != version:
+        ctx.backends.run(ctx.backends.sampler.update_weights_from_disk(actor, version))
+
+
+def run_rsr(
+    ctx: StageContext,
+    config: RSRConfig,
+    validate: EvaluateConfig,
+    *,
+    name: str,
+    parent: Weights,
+    parent_name: str,
+    pool: Sequence[Task],
+    validation: Suite,
+    planner: Planner | None = None,
+    finished: Finished | None = None,
+) -> Generator[Record, None, Weights]:
+    """RSR-k: explore, rewrite, review, replay, distil (spec §2.1). The critic's folder is passed on untouched.
+
+    Raises ReviewPending when the recipe wants people's verdicts and they are not there yet.
+    """
+    finished = finished or NothingFinished()
+    tasks: Mapping[str, Task] = {t.id: t for t in pool}
+    demonstrations = finished.demonstrations()
+    if demonstrations is None:
+        serve(ctx, parent.actor, parent_name)
+        books = yield from _books(ctx, config, pool, tasks, planner, parent_name, finished)
+        demonstrations = yield from replay(ctx, config.replay, books, tasks)
+    chosen = yield from distil(
+        ctx,
+        config.distil,
+        validate,
+        demonstrations,
+        tasks,
+        validation,
+        actor_dir=parent.actor,
+        critic_dir=parent.critic,
+    )
+    critic = parent.critic if chosen.is_parent else _critic_beside(chosen.actor_dir)
+    yield _checkpoint(name, chosen.actor_dir, critic)
+    return Weights(actor=chosen.actor_dir, critic=critic)
+
+
+def _books(
+    ctx: StageContext,
+    config: RSRConfig,
+    pool: Sequence[Task],
+    tasks: Mapping[str, Task],
+    planner: Planner | None,
+    parent_name: str,
+    finished: Finished,
+) -> Generator[Record, None, list[Runbook]]:
+    """Runbooks that passed the leak gate."""
+    explored = finished.trajectories(Phase.EXPLORE)
+    if explored is None:
+        explored = yield from explore(ctx, config.explore, pool)
+    books = finished.runbooks()
+    if books is None:
+        planner = planner or Planner(name=parent_name, sampler=ctx.backends.sampler, chat=ctx.chat)
+        books = yield from rewrite(ctx, config.rewrite, explored, tasks, planner)
+    approved = finished.approved()
+    if approved is None:
+        approved = yield from _review(config, books, explored, tasks, literal=ctx.rollout.harness == "shell")
+        if config.review.policy == "human":
+            raise ReviewPending(
+                f"{len(books)} runbooks wait for people's verdicts; the cycle goes on by itself afterwards"
+            )
+    return [b for b in books if b.id in approved]
+
+
+def _review(
+    config: RSRConfig,
+    books: Sequence[Runbook],
+    explored: Sequence[Trajectory],
+    tasks: Mapping[str, Task],
+    *,
+    literal: bool,
+) -> Generator[Record, None, set[str]]:
+    """Rules first. With policy `human`, people's verdicts follow and the rules' rejections stand (spec §2.1).
+
+    `literal`: the harness types runbook lines as they are, so that every literal in one is a value.
+    """
+    yield PhaseStarted(phase=Phase.REVIEW, total=len(books))
+    sources = {t.id: t for t in explored}
+    approved: set[str] = set()
+    findings = 0
+    for i, book in enumerate(books):
+        context = ReviewContext.for_task(
+            tasks[book.task_id],
+            sources.get(book.source_trajectory_id),
+            max_lines=config.review.max_lines,
+            literal_lines=literal,
+            max_line_chars=config.review.max_line_chars,
+        )
+        review = review_runbook(book, context, PolicyMode(config.review.policy))
+        findings += len(review.findings)
+        if review.decision is Decision.APPROVE:
+            approved.add(book.id)
+        yield RunbookReviewed(review=review)
+        if i % 50 == 49:
+            yield Progress(phase=Phase.REVIEW, done=i + 1, total=len(books))
+    yield PhaseDone(phase=Phase.REVIEW, facts={"runbooks": len(books), "approved": len(approved), "findings": findings})
+    return approved
+
+
+def run_rpr(
+    ctx: StageContext,
+    config: RPRConfig,
+    validate: EvaluateConfig,
+    *,
+    name: str,
+    parent: Weights,
+    parent_name: str,
+    pool: Sequence[Task],
+    validation: Suite,
+    finished: Finished | None = None,
+) -> Generator[Record, None, Weights]:
+    """RPR-k: profile, warm up (without a critic to inherit), calibrate, joint PPO, select (spec §2.2, §2.3)."""
+    finished = finished or NothingFinished()
+    profiled, scales = finished.trajectories(Phase.PROFILE), finished.scales()
+    if profiled is None or scales is None:
+        serve(ctx, parent.actor, parent_name)
+        profiled, scales = yield from profile(ctx, config, pool)
+    reward = reward_model(config, scales)
+    critic = parent.critic if config.inherit_critic else None
+    if critic is None:
+        critic = ctx.work_dir / "seed-critic" / "critic"
+        if not (critic.parent / "manifest.json").exists():
+            critic = yield from warm_up(ctx, config, profiled, reward, actor_dir=parent.actor)
+        yield CheckpointSaved(
+            name=f"{name} seed critic",
+            path=critic.parent,
+            actor_digest=digest_weights(parent.actor),
+            critic_digest=digest_weights(critic),
+        )
+    candidates = yield from refine(ctx, config, pool, reward, actor_dir=parent.actor, critic_dir=critic)
+    options = [Option(label=f"step {s}", actor_dir=folder / "actor", step=s) for s, folder in candidates]
+    done = finished.selected(Phase.JOINT)
+    chosen = next((o for o in options if o.label == done), None)
+    if chosen is None:
+        chosen = yield from select(ctx, validate, validation, Phase.JOINT, options)
+    critic = chosen.actor_dir.parent / "critic"
+    yield _checkpoint(name, chosen.actor_dir, critic, step=chosen.step)
+    return Weights(actor=chosen.actor_dir, critic=critic)
+
+
+def _critic_beside(actor: Path) -> Path | None:
+    critic = actor.parent / "critic"
+    return critic if critic.is_dir() else None
+
+
+def _checkpoint(name: str, actor: Path, critic: Path | None, step: int | None = None) -> CheckpointSaved:
+    return CheckpointSaved(
+        name=name,
+        path=actor.parent,
+        actor_digest=digest_weights(actor),
+        critic_digest=digest_weights(critic) if critic else None,
+        step=step,
+        retained=True,
+    )

@@ -1,0 +1,138 @@
+"""The TITO ledger: four boundary outcomes, and drift that is 0 or refused (spec §6.1)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stages.backends.protocols import GenerateAnswer
+from stages.domain import Boundary, EndReason, Stratum, Trajectory, Verdict
+from stages.errors import DriftError
+from stages.tokens import Ledger, count_drift, require_no_drift
+
+# A greedy codec whose boundaries really drift: "ab" is one token, yet a model may sample "a" then "b".
+VOCAB = ["<end>", "<act>", " ", "\n", "ab", "a", "b", "c", "d", "cd"]
+
+
+class GreedyCodec:
+    def encode(self, text: str) -> list[int]:
+        ids, at = [], 0
+        order = sorted(range(len(VOCAB)), key=lambda i: -len(VOCAB[i]))
+        while at < len(text):
+            token = next(i for i in order if text.startswith(VOCAB[i], at))
+            ids.append(token)
+            at += len(VOCAB[token])
+        return ids
+
+    def decode(self, ids) -> str:
+        return "".join(VOCAB[i] for i in ids)
+
+    def is_blank(self, token: int) -> bool:
+        return token in (0, 1, 2, 3)
+
+
+def answer(*tokens: str) -> GenerateAnswer:
+    ids = tuple(VOCAB.index(t) for t in tokens)
+    return GenerateAnswer(
+        rid="r",
+        output_ids=ids,
+        output_token_logprobs=tuple(-0.5 for _ in ids),
+        finish_reason="stop",
+        prompt_tokens=1,
+        cached_tokens=0,
+        weight_version="v1",
+    )
+
+
+def ledger() -> Ledger:
+    return Ledger(GreedyCodec(), "c<act>")
+
+
+def test_strict_prefix() -> None:
+    book = ledger()
+    book.add_sample(answer("ab", "<end>"), 0)
+    assert book.extend("c<act>ab<end>d<act>") is Boundary.STRICT_PREFIX
+    assert GreedyCodec().decode(book.input_ids) == "c<act>ab<end>d<act>"
+
+
+def test_trimmed_normalisation_keeps_what_was_sampled() -> None:
+    book = ledger()
+    book.add_sample(answer("ab", "\n", "<end>"), 0)  # the template strips the line end
+    assert book.extend("c<act>ab<end>d<act>") is Boundary.TRIMMED
+    assert GreedyCodec().decode(book.input_ids) == "c<act>ab\n<end>d<act>"
+    (segment,) = book.segments()
+    assert segment.tokens[segment.loss_mask].tolist() == [VOCAB.index(t) for t in ("ab", "\n", "<end>")]
+
+
+def test_non_canonical_sample_is_kept_and_only_the_rest_is_tokenised() -> None:
+    book = ledger()
+    book.add_sample(answer("a", "b", "<end>"), 0)
+    assert book.extend("c<act>ab<end>cd<act>") is Boundary.RETOKENISED
+    assert book.input_ids[2:5] == [VOCAB.index(t) for t in ("a", "b", "<end>")]
+    assert GreedyCodec().decode(book.input_ids) == "c<act>ab<end>cd<act>"
+
+
+def test_rewritten_history_opens_a_new_chunk() -> None:
+    book = ledger()
+    book.add_sample(answer("ab", "<end>"), 0)
+    assert book.extend("d<act>") is Boundary.NEW_CHUNK
+    book.add_sample(answer("cd", "<end>"), 1)
+    first, second = book.segments()
+    assert first.turn_ids[first.loss_mask].tolist() == [0, 0]
+    assert second.turn_ids[second.loss_mask].tolist() == [1, 1]
+    assert GreedyCodec().decode(second.tokens.tolist()) == "d<act>cd<end>"
+
+
+def trajectory(book: Ledger) -> Trajectory:
+    return Trajectory(
+        id="t",
+        task_id="x",
+        family="f",
+        stratum=Stratum.EASY,
+        attempt=0,
+        seed=1,
+        turns=(),
+        segments=book.segments(),
+        checks=(),
+        end_reason=EndReason.DONE,
+        verdict=Verdict.PASSED,
+        weight_version="v1",
+        raw_answers=book.raw_answers(),
+    )
+
+
+TOKEN = st.sampled_from(["ab", "a", "b", "c", "d", "cd", " ", "\n"])
+
+
+@given(st.lists(st.tuples(st.lists(TOKEN, max_size=5), st.lists(TOKEN, max_size=4)), min_size=1, max_size=5), st.data())
+def test_drift_is_zero_whatever_is_sampled_and_one_altered_id_is_refused(turns, data) -> None:
+    book, text = ledger(), "c<act>"
+    for index, (sampled, observed) in enumerate(turns):
+        book.add_sample(answer(*sampled, "<end>"), index)
+        text += "".join(sampled).strip() + "<end>" + "".join(observed) + "<act>"
+        book.extend(text)
+    whole = trajectory(book)
+    assert count_drift(whole) == 0
+    require_no_drift([whole])
+    which = data.draw(st.integers(0, len(whole.segments) - 1))
+    segment = whole.segments[which]
+    position = data.draw(st.sampled_from(np.flatnonzero(segment.loss_mask).tolist()))
+    tokens = segment.tokens.copy()
+    tokens[position] = (tokens[position] + 1) % len(VOCAB)
+    altered = (*whole.segments[:which], replace(segment, tokens=tokens), *whole.segments[which + 1 :])
+    assert count_drift(replace(whole, segments=altered)) == 1
+    with pytest.raises(DriftError, match="refused"):
+        require_no_drift([replace(whole, segments=altered)])
+
+
+def test_sampled_token_outside_the_mask_counts_as_drift() -> None:
+    book = ledger()
+    book.add_sample(answer("ab", "<end>"), 0)
+    (segment,) = book.segments()
+    mask = segment.loss_mask.copy()
+    mask[-1] = False
+    assert count_drift(replace(trajectory(book), segments=(replace(segment, loss_mask=mask),))) == 1
