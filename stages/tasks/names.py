@@ -18,7 +18,7 @@ STOP_WORDS = frozenset(
     (
         *("data", "date", "done", "file", "five", "gone", "late", "life", "like", "line", "live", "made", "make"),
         *("mode", "more", "move", "name", "none", "note", "rate", "save", "same", "side", "size", "take", "tape"),
-        *("time", "tone", "type", "vote", "zero", "give", "base", "none", "site", "rule", "role", "like", "same"),
+        *("time", "tone", "type", "vote", "zero", "give", "base", "site", "rule", "role"),
         *("dago", "homo", "kike", "nazi", "pedo", "puta", "puto", "rape"),  # no word that offends
     )
 )
