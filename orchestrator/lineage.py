@@ -1,0 +1,134 @@
+"""Two parents per checkpoint: where the actor came from, where the critic came from, and what did not change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from orchestrator.models import Checkpoint
+from orchestrator.store import Store
+from stages.errors import CheckpointError
+
+Digests = Callable[[Path], tuple[str, str | None]]  # checkpoint folder -> (actor digest, critic digest) of its bytes
+
+
+class Side(StrEnum):
+    ACTOR = "actor"
+    CRITIC = "critic"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """Parent to child, for one of the two models."""
+
+    parent_id: int
+    child_id: int
+    side: Side
+    unchanged: bool  # equal digests: Δθ = 0 or Δφ = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """A graph without cycles. Checkpoints in order of id: parents come first."""
+
+    checkpoints: Sequence[Checkpoint]
+    edges: Sequence[Edge]
+
+
+class Proof(StrEnum):
+    """What can be said about Δφ of one checkpoint against its critic parent."""
+
+    UNCHANGED = "Δφ = 0"  # the digests are equal
+    CHANGED = "Δφ ≠ 0"
+    NO_CRITIC = "no critic yet"
+    NEW = "new critic"  # there was none before
+    DROPPED = "critic missing"  # the parent has one, the child has none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticProof:
+    """Design: invariant 1. `recomputed` says that both digests were taken anew from the files."""
+
+    checkpoint_id: int
+    parent_id: int | None
+    before: str | None
+    after: str | None
+    proof: Proof
+    recomputed: bool = False
+
+
+def ancestors(store: Store, checkpoint_ids: Sequence[int]) -> Lineage:
+    """The given checkpoints and everything that they came from, through either parent."""
+    return _graph(list(store.checkpoints.line(checkpoint_ids).values()))
+
+
+def of_cycle(store: Store, cycle_id: int, *, candidates: bool = False) -> Lineage:
+    """The graph of one cycle, with the ancestors that lie in other cycles."""
+    rows = store.checkpoints.of_cycle(cycle_id, candidates=candidates)
+    return ancestors(store, [row.id for row in rows if row.id is not None])
+
+
+def prove_critic(store: Store, checkpoint_id: int, digests: Digests | None = None) -> CriticProof:
+    """Compare a checkpoint's critic with that of its critic parent.
+
+    With `digests` both are recomputed from the bytes on disk, and must be what the rows say.
+
+    Raises:
+        CheckpointError: a folder's bytes have another digest than its row.
+    """
+    child = store.checkpoints.get(checkpoint_id)
+    parent = store.checkpoints.get(child.critic_parent_id) if child.critic_parent_id else None
+    if digests is not None:
+        for row in filter(None, (parent, child)):
+            _verify(row, digests)
+    before, after = parent.critic_digest if parent else None, child.critic_digest
+    if after is None:
+        proof = Proof.NO_CRITIC if before is None else Proof.DROPPED
+    elif before is None:
+        proof = Proof.NEW
+    else:
+        proof = Proof.UNCHANGED if before == after else Proof.CHANGED
+    return CriticProof(
+        checkpoint_id=checkpoint_id,
+        parent_id=parent.id if parent else None,
+        before=before,
+        after=after,
+        proof=proof,
+        recomputed=digests is not None,
+    )
+
+
+def _verify(row: Checkpoint, digests: Digests) -> None:
+    if not row.path:
+        raise CheckpointError(f"Checkpoint {row.name} has no folder, so its digests cannot be recomputed.")
+    actor, critic = digests(Path(row.path))
+    if (actor, critic) != (row.actor_digest, row.critic_digest):
+        raise CheckpointError(
+            f"Checkpoint {row.name}: the files in {row.path} have other digests (actor {actor}, critic {critic}) than were "
+            f"recorded ({row.actor_digest}, {row.critic_digest}). Restore the folder from a copy."
+        )
+
+
+def _graph(rows: Sequence[Checkpoint]) -> Lineage:
+    ordered = sorted(rows, key=lambda row: row.id or 0)
+    known = {row.id: row for row in ordered}
+    edges = []
+    for child in ordered:
+        for side, parent_id in ((Side.ACTOR, child.actor_parent_id), (Side.CRITIC, child.critic_parent_id)):
+            if parent_id is not None and (parent := known.get(parent_id)) is not None:
+                before, after = _digest(parent, side), _digest(child, side)
+                edges.append(
+                    Edge(
+                        parent_id=parent_id,
+                        child_id=child.id or 0,
+                        side=side,
+                        unchanged=before is not None and before == after,
+                    )
+                )
+    return Lineage(checkpoints=ordered, edges=edges)
+
+
+def _digest(row: Checkpoint, side: Side) -> str | None:
+    return row.actor_digest if side is Side.ACTOR else row.critic_digest
