@@ -45,6 +45,10 @@ class RewardError(RsiError):
     """A family scale of zero, a NaN reward, or a reward kind that lacks what it needs."""
 
 
+class EvaluationError(RsiError):
+    """An evaluation that cannot be scored or compared: an empty suite, a task that occurs twice."""
+
+
 class CheckpointError(RsiError):
     """A checkpoint that is incomplete, does not match its digests, or belongs to another architecture."""
 

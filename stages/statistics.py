@@ -8,7 +8,7 @@ Shapes: T tasks, C candidates, S seeds.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +39,7 @@ def wilson(passed: float, of: float, level: float = LEVEL, method: str = "wilson
         return None
     if not 0 <= passed <= of:
         raise ValueError(f"{passed} passed of {of} is not a rate")
+    passed, of = float(passed), float(of)
     z, p = _z(level), passed / of
     centre = (p + z * z / (2 * of)) / (1 + z * z / of)
     half = z / (1 + z * z / of) * math.sqrt(p * (1 - p) / of + z * z / (4 * of * of))
@@ -96,23 +97,22 @@ def bootstrap_mean(
     return _bootstrap((v,), np.mean, level, resamples, seed)
 
 
-def _bootstrap(data: tuple, statistic, level: float, resamples: int, seed: int) -> Interval:  # type: ignore[no-untyped-def]
+def _bootstrap(
+    data: tuple[np.ndarray, ...], statistic: Callable[..., np.ndarray], level: float, resamples: int, seed: int
+) -> Interval:
     from scipy.stats import bootstrap
 
-    def run(method: str):  # type: ignore[no-untyped-def]
-        return bootstrap(
-            data,
-            statistic,
-            paired=True,
-            vectorized=True,
-            n_resamples=resamples,
-            batch=max(1, 2_000_000 // len(data[0])),
-            confidence_level=level,
-            method=method,
-            rng=np.random.default_rng(seed),
-        ).confidence_interval
-
-    found = run("percentile")
+    found = bootstrap(
+        data,
+        statistic,
+        paired=True,
+        vectorized=True,
+        n_resamples=resamples,
+        batch=max(1, 2_000_000 // len(data[0])),
+        confidence_level=level,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
     return Interval(low=float(found.low), high=float(found.high), level=level, method="bootstrap over tasks")
 
 
