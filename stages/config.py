@@ -41,6 +41,7 @@ class RolloutConfig(Strict):
     wave_size: PositiveInt = 128  # attempts decoded together, in lockstep; ours
     lanes: PositiveInt = 2  # waves in flight: one decodes while the other's shells run; ours
     max_tokens_per_attempt: PositiveInt | None = None
+    sampler_threads: PositiveInt | None = None  # embedded sampler; None: as torch has it
 
 
 class TaskDraw(Strict):
@@ -134,6 +135,7 @@ class RPRConfig(Strict):
     over_sampling_batch_size: PositiveInt = 288
     min_batch_fraction: Fraction = 0.5
     n_samples_per_prompt: PositiveInt = 1
+    max_new_tokens: PositiveInt = 8192  # output tokens per turn; training samples at temperature 1, top-p 1 (spec §5)
     actor_lr: float = Field(default=5e-7, gt=0)
     critic_lr: float = Field(default=1.5e-5, gt=0)
     eps_clip: float = Field(default=0.30, gt=0)

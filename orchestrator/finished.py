@@ -1,0 +1,66 @@
+"""What a stage finished before it was interrupted, read from the database (`stages.loop.Finished`)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from orchestrator import models as m
+from orchestrator.store import Store
+from stages.domain import FamilyScale, Phase, Review, Runbook, Trajectory
+from stages.loop import NothingFinished
+from stages.replay import Demonstration
+from stages.review import GateStatus, ReviewPolicy, gate_decision, quota_met
+
+
+class StoredPhases(NothingFinished):
+    """A phase counts as finished once its `PhaseDone` was stored; otherwise it runs again, with the same seeds."""
+
+    def __init__(self, store: Store, stage: m.Stage, policy: ReviewPolicy) -> None:
+        assert stage.id is not None
+        self._store, self._stage, self._policy = store, stage.id, policy
+        self._done = {p for p, row in store.stages.phases(stage.id).items() if row.state is m.PhaseState.DONE}
+
+    def trajectories(self, phase: Phase) -> list[Trajectory] | None:
+        if phase not in self._done:
+            return None
+        return list(self._store.trajectories.load(self._stage, phase))
+
+    def runbooks(self) -> list[Runbook] | None:
+        return list(self._store.runbooks.load(self._stage)) if Phase.REWRITE in self._done else None
+
+    def approved(self) -> set[str] | None:
+        """None while the gate is open. Superseded revisions do not count."""
+        if Phase.REVIEW not in self._done:
+            return None
+        verdicts: dict[str, list[Review]] = defaultdict(list)
+        for review in self._store.reviews.load(self._stage):
+            verdicts[review.runbook_id].append(review)
+        states = {
+            book.id: gate_decision(verdicts[book.id], self._policy, author=self._author(book), revision=book.revision)
+            for book in self._store.runbooks.load(self._stage)
+        }
+        if not quota_met(states.values(), self._policy):
+            return None
+        return {book_id for book_id, state in states.items() if state.status is GateStatus.APPROVED}
+
+    def _author(self, book: Runbook) -> str:
+        return self._store.runbooks.get(book.id, book.revision).author
+
+    def demonstrations(self) -> list[Demonstration] | None:
+        if Phase.REPLAY not in self._done:
+            return None
+        books = {b.id: b for b in self._store.runbooks.load(self._stage)}
+        accepted = self._store.replays.accepted_ids(self._stage)
+        replays = self._store.trajectories.load(self._stage, Phase.REPLAY)
+        return [
+            Demonstration(runbook=books[t.runbook_id], trajectory=t)
+            for t in replays
+            if t.id in accepted and t.runbook_id
+        ]
+
+    def scales(self) -> tuple[FamilyScale, ...] | None:
+        return self._store.profiles.load(self._stage, Phase.PROFILE) if Phase.PROFILE in self._done else None
+
+    def selected(self, phase: Phase) -> str | None:
+        row = self._store.selections.get(self._stage, phase)
+        return row.chosen if row else None

@@ -1,0 +1,118 @@
+"""What a cycle works on: suites, their splits and checks, the base model, the backends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from orchestrator import models as m
+from orchestrator.settings import Settings
+from orchestrator.store import Store
+from stages.backends.protocols import Backends
+from stages.config import CycleConfig
+from stages.errors import ConfigError, ModelError
+from stages.tasks.embedded import embedded_suite
+from stages.tasks.generate import PoolKind
+from stages.tasks.harbor import Suite, load_suite
+from stages.tasks.overlap import find_overlap, refuse_overlap
+
+EMBEDDED = "embedded:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suites:
+    """The pool that trains, the suite that selects, and the suites that are reported."""
+
+    pool: Suite
+    validation: Suite
+    reported: tuple[Suite, ...]
+
+
+def shipped_model() -> Path:
+    """The Base that comes with the package. Raises ModelError when it is not installed."""
+    folder = Path(str(resources.files("stages"))) / "assets" / "base"
+    if not (folder / "model.safetensors").exists():
+        raise ModelError(
+            f"{folder}: the shipped model is missing. Build it with `rsi model build`, or name one with --model."
+        )
+    return folder
+
+
+def model_folder(config: CycleConfig) -> Path:
+    """The base model's folder, checked for what the loop needs before anything starts."""
+    folder = config.model.expanduser().resolve() if config.model else shipped_model()
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: no such folder. --model takes a Hugging Face model folder.")
+    if not (folder / "config.json").exists():
+        raise ModelError(f"{folder}: no config.json. --model takes a complete Hugging Face model folder.")
+    if not list(folder.glob("*.safetensors")):
+        raise ModelError(f"{folder}: no .safetensors weights. Save the model with safe_serialization.")
+    if not (folder / "tokenizer.json").exists():
+        raise ModelError(f"{folder}: no tokenizer.json. Save the tokenizer beside the weights.")
+    return folder
+
+
+def load_suites(config: CycleConfig, settings: Settings) -> Suites:
+    """Generates embedded suites on first use. Raises ConfigError when validation overlaps a reported suite or the pool."""
+    home = settings.home / "suites"
+    pool = (
+        embedded_suite(PoolKind.TRAIN, config.pool_size, home)
+        if config.pool == "embedded"
+        else load_suite(Path(config.pool))
+    )
+    validation = (
+        embedded_suite(PoolKind.VALIDATION, config.validation_size, home)
+        if config.validation_suite == "embedded"
+        else load_suite(Path(config.validation_suite))
+    )
+    reported = tuple(_reported(name, config, home) for name in config.reported_suites)
+    refuse_overlap(validation, reported)
+    for suite in (validation, *reported):
+        if found := find_overlap(pool, suite):
+            raise ConfigError(
+                f"the pool {pool.name!r} shares {len(found)} tasks with {suite.name!r} (first: {found[0].task} and "
+                f"{found[0].other}, {found[0].kind}): take them out of the pool, what trains may not measure"
+            )
+    return Suites(pool=pool, validation=validation, reported=reported)
+
+
+def _reported(name: str, config: CycleConfig, home: Path) -> Suite:
+    if not name.startswith(EMBEDDED):
+        return load_suite(Path(name))
+    kind = name.removeprefix(EMBEDDED)
+    if kind not in (PoolKind.HELDOUT_NAMES, PoolKind.HELDOUT_COMBINATIONS):
+        raise ConfigError(
+            f"reported suite {name!r}: use {EMBEDDED}{PoolKind.HELDOUT_NAMES}, {EMBEDDED}{PoolKind.HELDOUT_COMBINATIONS} "
+            "or the path of a suite folder"
+        )
+    return embedded_suite(kind, config.reported_size, home)
+
+
+def register_suites(store: Store, suites: Suites) -> None:
+    rows = [(suites.pool, m.Split.TRAIN), (suites.validation, m.Split.VALIDATION)]
+    rows += [(suite, m.Split.HELD_OUT) for suite in suites.reported]
+    for suite, split in rows:
+        store.suites.register(suite.name, suite.digest, split, suite.tasks, version=suite.version, path=str(suite.path))
+
+
+def open_backends(config: CycleConfig, model: Path) -> Backends:
+    """The embedded default: torch sampler and learner, bubblewrap."""
+    from stages.backends.learner.torch_learner import TorchLearner
+    from stages.backends.sampler.embedded import EmbeddedSampler
+    from stages.backends.sandbox.bubblewrap import BubblewrapBackend
+
+    if config.learner.backend != "torch":
+        raise ConfigError("learner.backend: only 'torch' runs on this worker; 'megatron' needs a GPU worker")
+    threads = config.learner.num_threads
+    return Backends(
+        sampler=EmbeddedSampler(model, weight_version="Base", num_threads=config.rollout.sampler_threads),
+        learner=TorchLearner(
+            max_tokens_per_gpu=config.learner.max_tokens_per_gpu,
+            log_probs_chunk_size=config.learner.log_probs_chunk_size,
+            dtype=config.learner.dtype,
+            num_threads=threads,
+            seed=config.seed,
+        ),
+        sandbox=BubblewrapBackend(),
+    )

@@ -1,0 +1,339 @@
+"""Runs one cycle: stage by stage, record by record, resumable from the database. Knows nothing of Prefect.
+
+Every record is stored before the next one is asked for. Between records people's wishes are read: a pause or a
+cancellation takes effect there and nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import time
+import traceback
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from orchestrator import models as m
+from orchestrator.finished import StoredPhases
+from orchestrator.inputs import Suites, load_suites, model_folder, open_backends, register_suites
+from orchestrator.persist import Recorder
+from orchestrator.plan import StagePlan, plan
+from orchestrator.recipes import parse_config
+from orchestrator.settings import Settings
+from orchestrator.store import Store
+from orchestrator.store.logs import NewLine
+from orchestrator.transitions import enter
+from stages.backends.learner.checkpoint import digest_weights, link_or_copy, write_folder
+from stages.backends.protocols import Backends
+from stages.chat import Chat
+from stages.config import CycleConfig
+from stages.context import StageContext
+from stages.errors import CheckpointError, RsiError, StopRequested
+from stages.evaluate import evaluate
+from stages.loop import ReviewPending, Weights, run_rpr, run_rsr
+from stages.records import CheckpointSaved, PhaseDone, PhaseStarted, Record, Selected, StepDone
+from stages.review import PolicyMode, ReviewPolicy
+
+BEAT_S = 2.0
+S = m.CycleState
+
+
+class PauseRequested(StopRequested):
+    """A person asked for a pause."""
+
+
+class CancelRequested(StopRequested):
+    """A person asked to stop for good."""
+
+
+@dataclass(slots=True)
+class Runner:
+    """One process's work on one cycle. Use `run`."""
+
+    store: Store
+    settings: Settings
+    cycle: m.Cycle
+    config: CycleConfig
+    suites: Suites
+    backends: Backends
+    chat: Chat
+    on_record: Callable[[m.Stage, Record], None] = lambda stage, record: None
+    _beat: float = 0.0
+
+    @property
+    def home(self) -> Path:
+        return self.settings.home / "cycles" / str(self.cycle.id)
+
+    def run(self) -> None:
+        """All stages that are not done, in order."""
+        assert self.cycle.id is not None
+        rows = {row.name: row for row in self.store.stages.of_cycle(self.cycle.id)}
+        for planned in plan(self.config):
+            row = rows[planned.name]
+            if row.state is not m.StageState.DONE:
+                self._stage(planned, row)
+
+    # ------------------------------------------------------------------ one stage
+
+    def _stage(self, planned: StagePlan, row: m.Stage) -> None:
+        assert row.id is not None
+        parent = self._parent(planned)
+        stage_id = row.id
+        row = self.store.stages.start(
+            row.id,
+            actor_parent_id=parent.id if parent else None,
+            critic_parent_id=parent.id if parent and parent.critic_digest else None,
+        )
+        self._log(row, logging.INFO, f"{planned.name} started, attempt {row.attempt}")
+        try:
+            with Recorder(self.store, row, human_review=self._human(planned)) as recorder:
+                for record in self._records(planned, row, parent):
+                    recorder.record(self._published(row, record))
+                    self._tell(row, record)
+        except ReviewPending:
+            self.store.stages.set_state(stage_id, m.StageState.SUSPENDED)
+            raise
+        except (StopRequested, KeyboardInterrupt):
+            self.store.stages.set_state(stage_id, m.StageState.PAUSED)
+            raise
+        except Exception as error:
+            self.store.stages.set_state(stage_id, m.StageState.FAILED, error=str(error))
+            raise
+        self.store.stages.set_state(stage_id, m.StageState.DONE)
+        shutil.rmtree(self._work(planned), ignore_errors=True)
+        self._log(row, logging.INFO, f"{planned.name} done")
+
+    def _records(self, planned: StagePlan, row: m.Stage, parent: m.Checkpoint | None) -> Iterator[Record]:
+        """The stage's records; a wish to stop is obeyed after each."""
+        stream = self._work_and_measure(planned, row, parent)
+        try:
+            for record in stream:
+                yield record
+                self._obey()
+        finally:
+            stream.close()
+
+    def _work_and_measure(
+        self, planned: StagePlan, row: m.Stage, parent: m.Checkpoint | None
+    ) -> Generator[Record, None, None]:
+        ctx = self._context(planned)
+        name = planned.name
+        if parent is None:
+            base = model_folder(self.config)
+            if self._checkpoint(name) is None:
+                yield CheckpointSaved(
+                    name=name, path=base, actor_digest=digest_weights(base), critic_digest=None, retained=True
+                )
+        elif self._checkpoint(name) is None:
+            yield from self._train(ctx, planned, row, parent)
+        saved = self._checkpoint(name)
+        assert saved is not None
+        measured = {e.suite_digest for e in self.store.evaluations.list(stage_id=row.id).items}
+        for suite in self.suites.reported:
+            if suite.digest not in measured:
+                yield from evaluate(ctx, self.config.evaluate, suite, name, _weights(saved).actor)
+
+    def _train(
+        self, ctx: StageContext, planned: StagePlan, row: m.Stage, parent: m.Checkpoint
+    ) -> Generator[Record, None, None]:
+        weights = _weights(parent)
+        _verify(parent, weights)
+        finished = StoredPhases(self.store, row, self._policy(planned))
+        if planned.kind is m.StageKind.RSR:
+            yield from run_rsr(
+                ctx,
+                self.config.rsr_of(planned.round),
+                self.config.validate_,
+                name=planned.name,
+                parent=weights,
+                parent_name=parent.name,
+                pool=self.suites.pool.tasks,
+                validation=self.suites.validation,
+                finished=finished,
+            )
+        else:
+            yield from run_rpr(
+                ctx,
+                self.config.rpr_of(planned.round),
+                self.config.validate_,
+                name=planned.name,
+                parent=weights,
+                parent_name=parent.name,
+                pool=self.suites.pool.tasks,
+                validation=self.suites.validation,
+                finished=finished,
+            )
+
+    # ------------------------------------------------------------------ parts
+
+    def _context(self, planned: StagePlan) -> StageContext:
+        rsr, rpr = self.config.rsr_of(max(1, planned.round)), self.config.rpr_of(max(1, planned.round))
+        return StageContext(
+            backends=self.backends,
+            chat=self.chat,
+            rollout=self.config.rollout,
+            seed=(self.config.seed, planned.name, "main"),
+            namespace=f"cycle-{self.cycle.id}",
+            max_new_tokens=rpr.max_new_tokens
+            if planned.kind is m.StageKind.RPR
+            else rsr.explore.sampling.max_new_tokens,
+            work_dir=self._work(planned),
+        )
+
+    def _work(self, planned: StagePlan) -> Path:
+        return self.home / "work" / planned.name
+
+    def _parent(self, planned: StagePlan) -> m.Checkpoint | None:
+        return self._checkpoint(planned.parent) if planned.parent else None
+
+    def _checkpoint(self, name: str) -> m.Checkpoint | None:
+        return self.store.checkpoints.named(self.cycle.id, name)
+
+    def _human(self, planned: StagePlan) -> bool:
+        return planned.kind is m.StageKind.RSR and self.config.rsr_of(planned.round).review.policy == "human"
+
+    def _policy(self, planned: StagePlan) -> ReviewPolicy:
+        review = self.config.rsr_of(planned.round).review
+        return ReviewPolicy(mode=PolicyMode(review.policy), required_reviewers=review.required_reviewers)
+
+    def _published(self, row: m.Stage, record: Record) -> Record:
+        """A checkpoint that will be loaded again moves out of the stage's work folder, byte for byte."""
+        if not isinstance(record, CheckpointSaved):
+            return record
+        if isinstance(record, CheckpointSaved) and record.name != row.name and not record.name.endswith("seed critic"):
+            return replace(record, name=f"{row.name} {record.name}")
+        if row.kind is m.StageKind.BASE:
+            return record
+        place = self.home / "checkpoints" / record.name.replace(" ", "-")
+        if not place.exists():
+
+            def fill(folder: Path) -> None:
+                for part in ("actor", "critic"):
+                    if (record.path / part).is_dir():
+                        link_or_copy(record.path / part, folder / part)
+                if not (record.path / "actor").is_dir():  # the parent was kept, and it is the base model's own folder
+                    link_or_copy(record.path, folder / "actor")
+
+            write_folder(place, fill)
+        return replace(record, path=place)
+
+    def _obey(self) -> None:
+        """Read people's wishes and show that we live, at most every two seconds."""
+        assert self.cycle.id is not None
+        if time.monotonic() - self._beat < BEAT_S:
+            return
+        self._beat = time.monotonic()
+        self.store.cycles.beat(self.cycle.id)
+        wanted = self.store.cycles.desired(self.cycle.id)
+        if wanted is m.DesiredState.PAUSE:
+            raise PauseRequested("paused on request")
+        if wanted is m.DesiredState.CANCEL:
+            raise CancelRequested("cancelled on request")
+
+    def _tell(self, row: m.Stage, record: Record) -> None:
+        self.on_record(row, record)
+        match record:
+            case PhaseStarted():
+                self._log(
+                    row,
+                    logging.INFO,
+                    f"{row.name} {record.phase}: started" + (f", {record.total} to do" if record.total else ""),
+                )
+            case PhaseDone():
+                facts = ", ".join(f"{k} {v}" for k, v in record.facts.items() if v is not None)
+                self._log(row, logging.INFO, f"{row.name} {record.phase}: done ({facts})")
+            case Selected():
+                self._log(row, logging.INFO, f"{row.name} kept {record.chosen} of {len(record.candidates)} candidates")
+            case StepDone() if record.metrics.get("alarms"):
+                self._log(row, logging.WARNING, f"{row.name} {record.phase} step {record.step}: training-health alarm")
+
+    def _log(self, row: m.Stage, level: int, text: str) -> None:
+        assert self.cycle.id is not None
+        self.store.logs.append(self.cycle.id, [NewLine(level=level, logger="rsi.cycle", text=text, stage_id=row.id)])
+
+
+def run_cycle(
+    store: Store,
+    settings: Settings,
+    cycle_id: int,
+    *,
+    on_record: Callable[[m.Stage, Record], None] = lambda stage, record: None,
+) -> m.CycleState:
+    """Work on a cycle until it is done, paused, suspended at a gate, cancelled or failed; returns that state.
+
+    Raises what stopped it when that was an error; the cycle is then `failed` and can be resumed.
+    """
+    cycle = enter(store, cycle_id, S.RUNNING)
+    try:
+        config = parse_config(cycle.config, f"cycle {cycle_id}")
+        model = model_folder(config)
+        suites = load_suites(config, settings)
+        register_suites(store, suites)
+        store.stages.plan(cycle_id, stage_rows(config))
+        with open_backends(config, model) as backends:
+            Runner(
+                store=store,
+                settings=settings,
+                cycle=cycle,
+                config=config,
+                suites=suites,
+                backends=backends,
+                chat=Chat(model),
+                on_record=on_record,
+            ).run()
+    except ReviewPending:
+        return enter(store, cycle_id, S.SUSPENDED).state
+    except CancelRequested:
+        return enter(store, cycle_id, S.CANCELLED).state
+    except PauseRequested:
+        return enter(store, cycle_id, S.PAUSED).state
+    except BaseException as error:
+        with contextlib.suppress(RsiError):  # the database itself may be what failed
+            text = str(error) if isinstance(error, RsiError) else f"{type(error).__name__}: {error}"
+            store.logs.append(cycle_id, [NewLine(level=logging.ERROR, logger="rsi.cycle", text=_trace(error))])
+            enter(store, cycle_id, S.FAILED, error=text)
+        raise
+    return enter(store, cycle_id, S.DONE).state
+
+
+def stage_rows(config: CycleConfig) -> list[m.Stage]:
+    """The plan as rows, stored when a cycle is launched so that the page shows all five nodes at once."""
+    from orchestrator.plan import estimate_stage
+
+    return [
+        m.Stage(
+            cycle_id=0,
+            index=p.index,
+            kind=p.kind,
+            round=p.round,
+            name=p.name,
+            plan={"parent": p.parent},
+            expected_s=sum(estimate_stage(config, p).wall_s) / 2,
+        )
+        for p in plan(config)
+    ]
+
+
+def _trace(error: BaseException) -> str:
+    return str(error) if isinstance(error, RsiError) else "".join(traceback.format_exception(error))[-8000:]
+
+
+def _weights(row: m.Checkpoint) -> Weights:
+    folder = Path(row.path)
+    actor = folder / "actor" if (folder / "actor").is_dir() else folder
+    return Weights(actor=actor, critic=folder / "critic" if row.critic_digest else None)
+
+
+def _verify(row: m.Checkpoint, weights: Weights) -> None:
+    """The bytes that are about to be loaded are those that were recorded (design: invariant 1)."""
+    for part, folder, expected in (
+        ("actor", weights.actor, row.actor_digest),
+        ("critic", weights.critic, row.critic_digest),
+    ):
+        if folder is not None and (found := digest_weights(folder)) != expected:
+            raise CheckpointError(
+                f"checkpoint {row.name}: the {part} in {folder} has digest {found[:12]}…, recorded was "
+                f"{(expected or '—')[:12]}…. Restore the folder; nothing was trained on it."
+            )
