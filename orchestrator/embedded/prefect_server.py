@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy import make_url
 
 from orchestrator.embedded.layout import Layout
+from orchestrator.embedded.processes import FLOW_PROCESS
 from orchestrator.settings import Settings
 from stages.errors import ServiceError
 
@@ -209,7 +210,7 @@ def job_variables() -> Mapping[str, object]:
 
     Its output goes to a file of its own, not through the worker: a flow that prints into the pipe of a dead worker dies.
     """
-    return {"stream_output": False, "command": f"{sys.executable} -m orchestrator.embedded.flow_process"}
+    return {"stream_output": False, "command": f"{sys.executable} -m {FLOW_PROCESS}"}
 
 
 def wait_healthy(settings: Settings, *, timeout_s: float) -> bool:

@@ -15,9 +15,12 @@ import psutil
 MARK = "RSI_SUPERVISED"
 
 
-def marked(home: Path) -> list[psutil.Process]:
-    """Living processes of the installation in `home`, without the caller and its ancestors."""
-    own = {os.getpid(), *(p.pid for p in psutil.Process().parents())}
+FLOW_PROCESS = "orchestrator.embedded.flow_process"
+
+
+def marked(home: Path, *, include_caller: bool = False) -> list[psutil.Process]:
+    """Living processes of the installation in `home`, normally without the caller and its ancestors."""
+    own = set() if include_caller else {os.getpid(), *(p.pid for p in psutil.Process().parents())}
     found = []
     for process in psutil.process_iter():
         if process.pid in own:
@@ -30,6 +33,14 @@ def marked(home: Path) -> list[psutil.Process]:
         except (psutil.Error, OSError):
             continue  # ended meanwhile, or of another user: not ours
     return found
+
+
+def is_flow(process: psutil.Process) -> bool:
+    """True for the process of a flow run (and false for what it started)."""
+    try:
+        return FLOW_PROCESS in process.cmdline()
+    except psutil.Error:
+        return False
 
 
 def alive(process: psutil.Process) -> bool:
@@ -47,16 +58,22 @@ def pid_alive(pid: int) -> bool:
         return False
 
 
-def memory_mb(pid: int) -> float | None:
-    """Resident memory of `pid` and all its descendants in MB (shared pages are counted once per process)."""
+def memory_mb(pid: int, *, descendants: bool = True) -> float | None:
+    """Memory of `pid`, and normally of all its descendants, in MB; None when it has ended.
+
+    A page that n processes share counts 1/n in each (PSS), so that sums are true; where the system does not tell, whole.
+    """
     try:
         process = psutil.Process(pid)
-        family = [process, *process.children(recursive=True)]
+        family = [process, *(process.children(recursive=True) if descendants else ())]
     except psutil.NoSuchProcess:
         return None
     total = 0
     for member in family:
         try:
+            info = member.memory_full_info()
+            total += getattr(info, "pss", info.rss)
+        except psutil.AccessDenied:
             total += member.memory_info().rss
         except psutil.Error:
             continue

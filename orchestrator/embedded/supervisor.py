@@ -108,6 +108,7 @@ class Supervisor:
         self._postgres = ServiceStatus(
             name=name,
             state=ServiceState.READY,
+            pid=self._postgres_pid(),
             since=time.time(),
             url=str(info.socket_dir) if info else "",
             log=str(self.layout.home / "postgres" / "data" / "server.log") if info else "",
@@ -115,6 +116,13 @@ class Supervisor:
         )
         self._publish()
         self._check_stop()
+
+    def _postgres_pid(self) -> int | None:
+        """Only shown; whether the server lives is asked by connecting."""
+        try:
+            return int((self.layout.home / "postgres" / "data" / "postmaster.pid").read_text().split()[0])
+        except (OSError, ValueError, IndexError):
+            return None
 
     def _spawn(self, service: services.Service) -> Child:
         service.require_port()
@@ -169,6 +177,7 @@ class Supervisor:
         self._postgres = ServiceStatus(
             name="postgres",
             state=status,
+            pid=self._postgres_pid(),
             restarts=restarts,
             since=time.time(),
             url=self._postgres.url,
@@ -202,7 +211,7 @@ class Supervisor:
         workers = [c for c in self.children if c.name.startswith("worker")]
         for child in workers:
             child.terminate()  # drains: takes no new run
-        flows = [p for p in processes.marked(self.settings.home) if is_flow(p)]
+        flows = [p for p in processes.marked(self.settings.home) if processes.is_flow(p)]
         if flows:
             log.info("stopping %d flow process(es)", len(flows))
         processes.end(flows, grace_s=DRAIN_S)  # the worker reports them as crashed
@@ -241,13 +250,6 @@ class Supervisor:
 
 def postgres_name(settings: Settings) -> str:
     return "postgres" if settings.embedded_database else "database"
-
-
-def is_flow(process: "processes.psutil.Process") -> bool:
-    try:
-        return "orchestrator.embedded.flow_process" in process.cmdline()
-    except processes.psutil.Error:
-        return False
 
 
 def main() -> None:

@@ -1,0 +1,33 @@
+"""`rsi model build`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.commands import terminal
+
+app = typer.Typer(name="model", help="The embedded model.", no_args_is_help=True, rich_markup_mode="markdown")
+
+
+@app.command()
+def build(
+    folder: Annotated[Path, typer.Argument(help="New folder to write to.", show_default=False, metavar="DIR")],
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights and data.")] = 0,
+) -> None:
+    """Pre-train the tiny Base model from scratch, as the one that ships with the package was (about 5 minutes).
+
+    Deterministic: the same seed on the same machine type, torch build and thread count gives the same digest.
+
+    Example:
+
+        rsi model build ./base --seed 0
+    """
+    from stages.pretrain.build import BuildRecipe, build_base
+
+    out = terminal.console()
+    for line in build_base(folder, BuildRecipe(seed=seed)):
+        out.print(line)
+    out.print(f"Candidates are in {folder}; `rsi cycle launch --model {folder}/step-N` starts from one.")

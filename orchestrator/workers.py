@@ -1,0 +1,208 @@
+"""Flow runs: launched, looked at, cancelled; and the worker command.
+
+The only place outside `flows`, `gate` and `embedded` that talks to Prefect. State of a cycle lives in our tables; a flow
+run is only the process that works on it.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import httpx
+
+from orchestrator.embedded import control, database, prefect_server, services
+from orchestrator.embedded.prefect_server import CYCLE, Deployment
+from orchestrator.settings import Settings, get_settings
+from stages.errors import ServiceError
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun as PrefectFlowRun
+
+CANCEL_WAIT_S = 60.0
+
+
+class FlowState(StrEnum):
+    """Prefect's state types, and one of ours."""
+
+    SCHEDULED = "scheduled"  # waits for a worker
+    PENDING = "pending"  # a worker has taken it and starts its process
+    RUNNING = "running"
+    PAUSED = "paused"  # suspended at a gate; no process
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CRASHED = "crashed"  # its process ended without a word
+    MISSING = "missing"  # the Prefect server does not know it
+
+    @property
+    def ended(self) -> bool:
+        """No process works on it, and none will."""
+        return self in {
+            FlowState.CANCELLED,
+            FlowState.COMPLETED,
+            FlowState.FAILED,
+            FlowState.CRASHED,
+            FlowState.MISSING,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowRun:
+    id: str
+    state: FlowState
+    since: float = 0.0  # Unix time of the state, s
+    message: str = ""
+
+
+def submit_cycle(
+    cycle_id: int,
+    *,
+    previous_flow_run_id: str | None = None,
+    settings: Settings | None = None,
+    deployment: Deployment = CYCLE,
+) -> str:
+    """Ask Prefect to run a cycle's flow on a worker; returns the flow run's id (0.1 s; the process starts in 2-5 s).
+
+    `previous_flow_run_id` is the cycle's last one (None the first time): asking twice with the same one gives the same
+    flow run, so that a double click or a repeated request starts one process.
+
+    Raises:
+        ServiceError: no Prefect server answers, or it lacks the deployment.
+    """
+    key = f"{deployment.full_name}/{cycle_id}/after-{previous_flow_run_id or 'nothing'}"
+    with _client(settings) as client:
+        found = client.read_deployment_by_name(deployment.full_name)
+        flow_run = client.create_flow_run_from_deployment(
+            found.id, parameters={"cycle_id": cycle_id}, name=f"cycle-{cycle_id}", idempotency_key=key
+        )
+    return str(flow_run.id)
+
+
+def flow_runs(ids: Sequence[str], *, settings: Settings | None = None) -> dict[str, FlowRun]:
+    """State of each flow run; one that the server does not know is MISSING.
+
+    Raises:
+        ServiceError: no Prefect server answers.
+    """
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+
+    found = {flow_run_id: FlowRun(id=flow_run_id, state=FlowState.MISSING) for flow_run_id in ids}
+    with _client(settings) as client:
+        for start in range(0, len(ids), 200):
+            wanted = FlowRunFilterId(any_=[UUID(i) for i in ids[start : start + 200]])
+            for run in client.read_flow_runs(flow_run_filter=FlowRunFilter(id=wanted)):
+                found[str(run.id)] = _read(run)
+    return found
+
+
+def flow_run(flow_run_id: str, *, settings: Settings | None = None) -> FlowRun:
+    """As `flow_runs`, for one."""
+    return flow_runs([flow_run_id], settings=settings)[flow_run_id]
+
+
+def cancel_flow_run(flow_run_id: str, *, wait_s: float = 0.0, settings: Settings | None = None) -> FlowRun:
+    """Ask the worker to end a flow run's process; waits up to `wait_s` until it has. Nothing happens to an ended one.
+
+    A run that no worker has taken yet is cancelled at once. If no worker lives, the run stays `cancelling` and the
+    reconciler settles it.
+    """
+    from prefect.states import Cancelled, Cancelling
+
+    with _client(settings) as client:
+        now = _state_of(client, flow_run_id)
+        if now.state.ended:
+            return now
+        waiting = now.state in {FlowState.SCHEDULED, FlowState.PAUSED}
+        client.set_flow_run_state(UUID(flow_run_id), Cancelled() if waiting else Cancelling())
+        until = time.monotonic() + wait_s
+        now = _state_of(client, flow_run_id)
+        while not now.state.ended and time.monotonic() < until:
+            time.sleep(0.2)
+            now = _state_of(client, flow_run_id)
+    return now
+
+
+def mark_crashed(flow_run_id: str, message: str, *, settings: Settings | None = None) -> None:
+    """Tell Prefect that a flow run's process is gone; Prefect itself would never find out."""
+    from prefect.states import Crashed
+
+    with _client(settings) as client:
+        client.set_flow_run_state(UUID(flow_run_id), Crashed(message=message), force=True)
+
+
+def run_worker(pool: str, *, name: str | None = None, settings: Settings | None = None) -> None:
+    """Become a worker of `pool`: replaces this process, so that signals reach the worker itself. Does not return.
+
+    Raises:
+        ServiceError: unknown pool, no Prefect server, or no database.
+    """
+    if pool not in prefect_server.POOLS:
+        raise ServiceError(f"There is no work pool {pool!r}. Choose one of {', '.join(prefect_server.POOLS)}.")
+    settings = control.running_settings(settings or get_settings())
+    database_url = database.url(settings)
+    if not prefect_server.healthy(settings):
+        raise ServiceError(_no_server(settings))
+    environment = services.common(settings, database_url) | prefect_server.client_environment(settings)
+    command = services.worker_command(pool, name)
+    services.default_signals()
+    os.execve(command[0], command, {**os.environ, **environment})
+
+
+# --------------------------------------------------------------------------- client
+
+
+@contextmanager
+def _client(settings: Settings | None) -> "Iterator[SyncPrefectClient]":
+    settings = control.running_settings(settings or get_settings())
+    for name, value in prefect_server.client_environment(settings).items():
+        os.environ.setdefault(name, value)  # Prefect reads its home and profile from here when it is imported
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.exceptions import ObjectNotFound, PrefectException
+
+    url, auth = prefect_server.api_url(settings), prefect_server.auth_string(settings)
+    try:
+        with SyncPrefectClient(url, auth_string=auth or None) as client:
+            yield client
+    except ObjectNotFound as error:
+        raise ServiceError(
+            f"The Prefect server at {url} lacks what was asked for: {error}. `rsi up` registers our deployments."
+        ) from error
+    except httpx.TransportError as error:
+        raise ServiceError(f"{_no_server(settings)} ({type(error).__name__}: {error})") from error
+    except RuntimeError as error:
+        if "reach API" not in str(error):
+            raise
+        raise ServiceError(_no_server(settings)) from error  # what Prefect's client makes of a refused connection
+    except (httpx.HTTPStatusError, PrefectException) as error:
+        raise ServiceError(f"The Prefect server at {url} refused a request: {error}") from error
+
+
+def _no_server(settings: Settings) -> str:
+    return f"No Prefect server answers at {prefect_server.api_url(settings)}. Start it with `rsi up`."
+
+
+def _state_of(client: "SyncPrefectClient", flow_run_id: str) -> FlowRun:
+    from prefect.exceptions import ObjectNotFound
+
+    try:
+        return _read(client.read_flow_run(UUID(flow_run_id)))
+    except ObjectNotFound:
+        return FlowRun(id=flow_run_id, state=FlowState.MISSING)
+
+
+def _read(run: "PrefectFlowRun") -> FlowRun:
+    if run.state is None:
+        return FlowRun(id=str(run.id), state=FlowState.SCHEDULED)
+    return FlowRun(
+        id=str(run.id),
+        state=FlowState(run.state.type.value.lower()),
+        since=run.state.timestamp.timestamp(),
+        message=run.state.message or "",
+    )
