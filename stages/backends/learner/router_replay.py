@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -124,12 +125,13 @@ def _find(backbone: nn.Module) -> Iterator[_Router]:
         for module in layer.modules():
             if type(module).__name__.endswith("TopKRouter"):
                 found = True
+                router: Any = module
                 yield _Router(
                     layer=index,
                     module=module,
-                    top_k=int(module.top_k),
-                    experts=int(module.num_experts),
-                    normalised=bool(getattr(module, "norm_topk_prob", True)),
+                    top_k=int(router.top_k),
+                    experts=int(router.num_experts),
+                    normalised=bool(getattr(router, "norm_topk_prob", True)),
                 )
     if not found:
         raise ModelError(
