@@ -122,7 +122,7 @@ def _bootstrap(
 def sign_flip_p(differences: np.ndarray, *, resamples: int = RESAMPLES, seed: int = 0) -> float | None:
     """Two-sided p of mean difference 0 by flipping the sign of each task's difference, [T].
 
-    Exact while 2^T is at most `resamples`, random above. None without a task; 1 when no task differs.
+    Exact while 2^T is at most `resamples`, random above. None without a task; 1 when at most one task differs.
     """
     from scipy.stats import permutation_test
 
@@ -130,8 +130,8 @@ def sign_flip_p(differences: np.ndarray, *, resamples: int = RESAMPLES, seed: in
     if len(d) == 0:
         return None
     d = d[d != 0.0]  # a task without a difference has the same value under either sign
-    if len(d) == 0:
-        return 1.0
+    if len(d) < 2:
+        return 1.0  # either sign of one difference is as far from 0
     found = permutation_test(
         (d,),
         np.mean,

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-_SHARED = Path(__file__).resolve().parents[3].parent / "shared" / "cases"
+SHARED = Path(__file__).resolve().parents[3].parent / "shared"
 OWN = Path(__file__).with_name("cases")
 
 
 def shared_case(name: str) -> Any:
     """A reference case that lies beside the checkout; the test skips where it is absent."""
-    path = _SHARED / name
+    path = SHARED / "cases" / name
     if not path.exists():
         pytest.skip(f"{path} is not here")
     return json.loads(path.read_text())
