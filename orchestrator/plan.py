@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.models.states import StageKind
+from orchestrator.models import Stage, StageKind
 from stages.config import CycleConfig, RPRConfig, RSRConfig
 
 
@@ -48,6 +48,22 @@ def plan(config: CycleConfig) -> list[StagePlan]:
                 StagePlan(index=len(stages), kind=kind, round=round_, name=f"{label}-{round_}", parent=stages[-1].name)
             )
     return stages
+
+
+def stage_rows(config: CycleConfig) -> list[Stage]:
+    """The plan as rows (`Stages.plan` sets their cycle), so that all five nodes show before anything runs."""
+    return [
+        Stage(
+            cycle_id=0,
+            index=p.index,
+            kind=p.kind,
+            round=p.round,
+            name=p.name,
+            plan={"parent": p.parent},
+            expected_s=sum(estimate_stage(config, p).wall_s) / 2,
+        )
+        for p in plan(config)
+    ]
 
 
 def estimate(config: CycleConfig) -> Estimate:

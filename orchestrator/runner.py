@@ -19,7 +19,7 @@ from orchestrator import models as m
 from orchestrator.finished import StoredPhases
 from orchestrator.inputs import Suites, load_suites, model_folder, open_backends, register_suites
 from orchestrator.persist import Recorder
-from orchestrator.plan import StagePlan, plan
+from orchestrator.plan import StagePlan, plan, stage_rows
 from orchestrator.recipes import parse_config
 from orchestrator.settings import Settings
 from orchestrator.store import Store
@@ -50,7 +50,7 @@ class CancelRequested(StopRequested):
 
 @dataclass(slots=True)
 class Runner:
-    """One process's work on one cycle. Use `run`."""
+    """One process's work on one cycle. Made by `open_cycle`."""
 
     store: Store
     settings: Settings
@@ -66,14 +66,18 @@ class Runner:
     def home(self) -> Path:
         return self.settings.home / "cycles" / str(self.cycle.id)
 
-    def run(self) -> None:
-        """All stages that are not done, in order."""
+    def pending(self) -> list[str]:
+        """Names of the stages that are not done, in order."""
         assert self.cycle.id is not None
-        rows = {row.name: row for row in self.store.stages.of_cycle(self.cycle.id)}
-        for planned in plan(self.config):
-            row = rows[planned.name]
-            if row.state is not m.StageState.DONE:
-                self._stage(planned, row)
+        done = {r.name for r in self.store.stages.of_cycle(self.cycle.id) if r.state is m.StageState.DONE}
+        return [p.name for p in plan(self.config) if p.name not in done]
+
+    def run_stage(self, name: str) -> None:
+        """One stage, from its last finished record on. Raises StopRequested when a person or a gate stops it."""
+        assert self.cycle.id is not None
+        planned = next(p for p in plan(self.config) if p.name == name)
+        row = next(r for r in self.store.stages.of_cycle(self.cycle.id) if r.name == name)
+        self._stage(planned, row)
 
     # ------------------------------------------------------------------ one stage
 
@@ -261,59 +265,71 @@ def run_cycle(
     *,
     on_record: Callable[[m.Stage, Record], None] = lambda stage, record: None,
 ) -> m.CycleState:
-    """Work on a cycle until it is done, paused, suspended at a gate, cancelled or failed; returns that state.
+    """Work on a cycle in this process until it is done, paused, suspended at a gate or cancelled; returns that state.
 
     Raises what stopped it when that was an error; the cycle is then `failed` and can be resumed.
     """
-    cycle = enter(store, cycle_id, S.RUNNING)
+    with settle(store, cycle_id) as outcome, open_cycle(store, settings, cycle_id, on_record=on_record) as runner:
+        for stage in runner.pending():
+            runner.run_stage(stage)
+    return outcome.state
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Where a cycle ended up when its process let go of it."""
+
+    state: m.CycleState = S.RUNNING
+
+
+@contextlib.contextmanager
+def settle(store: Store, cycle_id: int) -> Iterator[Outcome]:
+    """Enter `running`, and on the way out the state that the cycle has really reached."""
+    outcome = Outcome()
+    enter(store, cycle_id, S.RUNNING)
     try:
-        config = parse_config(cycle.config, f"cycle {cycle_id}")
-        model = model_folder(config)
-        suites = load_suites(config, settings)
-        register_suites(store, suites)
-        store.stages.plan(cycle_id, stage_rows(config))
-        with open_backends(config, model) as backends:
-            Runner(
-                store=store,
-                settings=settings,
-                cycle=cycle,
-                config=config,
-                suites=suites,
-                backends=backends,
-                chat=Chat(model),
-                on_record=on_record,
-            ).run()
+        yield outcome
+        outcome.state = enter(store, cycle_id, S.DONE).state
     except ReviewPending:
-        return enter(store, cycle_id, S.SUSPENDED).state
+        outcome.state = enter(store, cycle_id, S.SUSPENDED).state
     except CancelRequested:
-        return enter(store, cycle_id, S.CANCELLED).state
+        outcome.state = enter(store, cycle_id, S.CANCELLED).state
     except PauseRequested:
-        return enter(store, cycle_id, S.PAUSED).state
+        outcome.state = enter(store, cycle_id, S.PAUSED).state
     except BaseException as error:
         with contextlib.suppress(RsiError):  # the database itself may be what failed
             text = str(error) if isinstance(error, RsiError) else f"{type(error).__name__}: {error}"
             store.logs.append(cycle_id, [NewLine(level=logging.ERROR, logger="rsi.cycle", text=_trace(error))])
             enter(store, cycle_id, S.FAILED, error=text)
         raise
-    return enter(store, cycle_id, S.DONE).state
 
 
-def stage_rows(config: CycleConfig) -> list[m.Stage]:
-    """The plan as rows, stored when a cycle is launched so that the page shows all five nodes at once."""
-    from orchestrator.plan import estimate_stage
-
-    return [
-        m.Stage(
-            cycle_id=0,
-            index=p.index,
-            kind=p.kind,
-            round=p.round,
-            name=p.name,
-            plan={"parent": p.parent},
-            expected_s=sum(estimate_stage(config, p).wall_s) / 2,
+@contextlib.contextmanager
+def open_cycle(
+    store: Store,
+    settings: Settings,
+    cycle_id: int,
+    *,
+    on_record: Callable[[m.Stage, Record], None] = lambda stage, record: None,
+) -> Iterator[Runner]:
+    """Everything that a cycle's stages need, open for as long as they run."""
+    cycle = store.cycles.get(cycle_id)
+    config = parse_config(cycle.config, f"cycle {cycle_id}")
+    model = model_folder(config)
+    suites = load_suites(config, settings)
+    register_suites(store, suites)
+    store.stages.plan(cycle_id, stage_rows(config))
+    with open_backends(config, model) as backends:
+        yield Runner(
+            store=store,
+            settings=settings,
+            cycle=cycle,
+            config=config,
+            suites=suites,
+            backends=backends,
+            chat=Chat(model),
+            on_record=on_record,
         )
-        for p in plan(config)
-    ]
 
 
 def _trace(error: BaseException) -> str:

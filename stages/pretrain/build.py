@@ -32,7 +32,7 @@ class BuildRecipe:
     shape: ModelShape = field(default_factory=ModelShape)
     training: TrainRecipe = field(default_factory=TrainRecipe)
     save_at: tuple[int, ...] = (750, 900, 1050)  # candidates for Base
-    num_threads: int = 2
+    num_threads: int = 1  # two threads on a busy machine wait for each other more than they compute
 
 
 def build_base(out: Path, recipe: BuildRecipe | None = None) -> Iterator[str]:
@@ -44,7 +44,7 @@ def build_base(out: Path, recipe: BuildRecipe | None = None) -> Iterator[str]:
     torch.use_deterministic_algorithms(True, warn_only=True)
     started = time.monotonic()
     episodes = build_corpus(
-        seed=recipe.seed, n_act=recipe.acts, n_plan=recipe.plans, n_follow=recipe.follows, workers=recipe.num_threads
+        seed=recipe.seed, n_act=recipe.acts, n_plan=recipe.plans, n_follow=recipe.follows, workers=2
     )
     yield f"corpus: {len(episodes)} episodes run in bash, {time.monotonic() - started:.0f} s"
     out.mkdir(parents=True, exist_ok=True)

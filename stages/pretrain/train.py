@@ -6,7 +6,7 @@ AdamW alone had not learned to copy names after 600 steps; Muon has after 200.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ def new_model(shape: ModelShape, vocab_size: int, seed: int) -> Any:
 
 def train(
     model: Any,
-    kinds: dict[str, Sequence[Example]],
+    kinds: Mapping[str, Sequence[Example]],
     drills: Sequence[Example],
     recipe: TrainRecipe,
     *,
@@ -112,7 +112,7 @@ def train(
             model.save_pretrained(out / f"step-{step + 1}")
 
 
-def _schedule(kinds: dict[str, Sequence[Example]], recipe: TrainRecipe, seed: int) -> list[list[Example]]:
+def _schedule(kinds: Mapping[str, Sequence[Example]], recipe: TrainRecipe, seed: int) -> list[list[Example]]:
     """One batch per step after the drills; each kind has its share, repeated only once it is used up."""
     rng = random.Random(seed)
     wanted = (recipe.steps - recipe.copy_steps) * recipe.batch_size

@@ -1,0 +1,121 @@
+"""People's wishes about cycles: launch, pause, resume, cancel. Used by the command line and the console alike."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib import metadata
+from typing import Any
+
+from orchestrator import models as m
+from orchestrator import transitions, workers
+from orchestrator.embedded import database
+from orchestrator.inputs import model_folder
+from orchestrator.plan import estimate, stage_rows
+from orchestrator.recipes import load_recipe
+from orchestrator.settings import Settings, get_settings
+from orchestrator.store import Store
+from stages.config import CycleConfig
+from stages.errors import ServiceError
+
+DISTRIBUTION = "terminal-rsi"
+
+
+def launch_cycle(
+    recipe: str,
+    *,
+    name: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    actor: str = "cli",
+    settings: Settings | None = None,
+    store: Store | None = None,
+) -> int:
+    """Check a recipe, store a cycle with its planned stages, and ask a worker to run it; returns the cycle's id.
+
+    Raises:
+        ConfigError, ModelError, TaskError: the recipe cannot be run; nothing was stored.
+        ServiceError: no Prefect server answers; the cycle is stored as failed and can be resumed.
+    """
+    settings = settings or get_settings()
+    config = load_recipe(recipe, name=name, overrides=overrides)
+    own = store or Store.open(database.url(settings), settings.artifacts)
+    try:
+        cycle = create_cycle(own, config, actor=actor)
+        assert cycle.id is not None
+        _submit(own, cycle.id, previous=None, settings=settings)
+        return cycle.id
+    finally:
+        if store is None:
+            own.close()
+
+
+def create_cycle(store: Store, config: CycleConfig, *, actor: str, cloned_from: int | None = None) -> m.Cycle:
+    """Store a queued cycle and its stages. Checks the base model first: nothing is stored for one that is incomplete."""
+    model_folder(config)
+    values = config.model_dump(mode="json", by_alias=True)
+    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    with store.transaction():
+        cycle = store.cycles.create(
+            m.Cycle(
+                name=config.name,
+                recipe=config.recipe,
+                config=values,
+                config_digest=hashlib.sha256(canonical.encode()).hexdigest(),
+                seed=config.seed,
+                base_checkpoint=str(config.model) if config.model else "shipped",
+                cloned_from_id=cloned_from,
+                code_version=metadata.version(DISTRIBUTION),
+                environment=_environment(config),
+                estimate=asdict(estimate(config)),
+                created_by=actor,
+            )
+        )
+        assert cycle.id is not None
+        store.cycles.add_arm(m.Arm(cycle_id=cycle.id, name="main", retained=True))
+        store.stages.plan(cycle.id, stage_rows(config))
+        store.audit_trail.add(
+            actor, "cycle.launch", object_kind="cycle", object_id=cycle.id, payload={"recipe": config.recipe}
+        )
+    return cycle
+
+
+def pause_cycle(store: Store, cycle_id: int, *, actor: str) -> m.CycleState:
+    """Stop at the next safe boundary. Raises ConfigError when it cannot be paused."""
+    return transitions.pause(store, cycle_id, actor)
+
+
+def resume_cycle(store: Store, cycle_id: int, *, actor: str, settings: Settings | None = None) -> m.CycleState:
+    """Continue from the last finished record. Raises ConfigError when it cannot be resumed, ServiceError without Prefect."""
+    before = store.cycles.get(cycle_id)
+    state = transitions.resume(store, cycle_id, actor)
+    if state is m.CycleState.RESUMING:
+        _submit(store, cycle_id, previous=before.flow_run_id, settings=settings or get_settings())
+    return state
+
+
+def cancel_cycle(store: Store, cycle_id: int, *, actor: str) -> m.CycleState:
+    """Stop for good. What was recorded stays. Raises ConfigError when it is done already."""
+    return transitions.cancel(store, cycle_id, actor)
+
+
+def _submit(store: Store, cycle_id: int, *, previous: str | None, settings: Settings) -> None:
+    try:
+        flow_run_id = workers.submit_cycle(cycle_id, previous_flow_run_id=previous, settings=settings)
+    except ServiceError as error:
+        transitions.enter(store, cycle_id, m.CycleState.FAILED, error=f"It could not be started: {error}")
+        raise
+    store.cycles.beat(cycle_id, flow_run_id)
+
+
+def _environment(config: CycleConfig) -> dict[str, Any]:
+    """What the digest claim holds for: one machine type, torch build and thread count (design: invariant 6)."""
+    return {
+        "machine": platform.machine(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": metadata.version("torch"),
+        "num_threads": config.learner.num_threads,
+    }
