@@ -52,25 +52,58 @@ def save_critic(critic: Critic, folder: Path) -> None:
     config["architectures"] = ["ValueModel"]
     config["value_head"] = {"in_features": critic.hidden_size, "bias": True}
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True, default=str) + "\n")
-    save_file({k: v.contiguous() for k, v in critic.state_dict().items()}, folder / WEIGHTS, metadata={"format": "pt"})
+    weights = split_experts(critic.state_dict())
+    save_file({k: v.contiguous() for k, v in weights.items()}, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def split_experts(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """`…experts.gate_up_proj` [E, 2I, H] and `…experts.down_proj` [E, H, I] as one tensor per expert and projection.
+
+    The names are those that an actor's folder has on disk, so that every learner reads every critic.
+    """
+    out: dict[str, torch.Tensor] = {}
+    for name, tensor in weights.items():
+        if name.endswith(".experts.gate_up_proj"):
+            for e, both in enumerate(tensor):
+                gate, up = both.chunk(2)
+                stem = name.removesuffix("gate_up_proj")
+                out[f"{stem}{e}.gate_proj.weight"], out[f"{stem}{e}.up_proj.weight"] = gate.clone(), up.clone()
+        elif name.endswith(".experts.down_proj"):
+            for e, down in enumerate(tensor):
+                out[f"{name.removesuffix('down_proj')}{e}.down_proj.weight"] = down.clone()
+        else:
+            out[name] = tensor
+    return out
+
+
+def fuse_experts(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The inverse of `split_experts`."""
+    out = {k: v for k, v in weights.items() if ".experts." not in k}
+    stems = sorted({k.rsplit(".", 3)[0] for k in weights if k.endswith("_proj.weight") and ".experts." in k})
+    for stem in stems:  # "….mlp.experts"
+        n = sum(k.startswith(f"{stem}.") and k.endswith(".down_proj.weight") for k in weights)
+        part = lambda e, name, stem=stem: weights[f"{stem}.{e}.{name}_proj.weight"]  # noqa: E731
+        out[f"{stem}.gate_up_proj"] = torch.stack([torch.cat([part(e, "gate"), part(e, "up")]) for e in range(n)])
+        out[f"{stem}.down_proj"] = torch.stack([part(e, "down") for e in range(n)])
+    return out
 
 
 def load_critic(folder: Path, *, attn_implementation: str = "sdpa") -> Critic:
     """Raises CheckpointError when the folder is incomplete or belongs to another architecture."""
-    for name in ("config.json", WEIGHTS):
-        if not (folder / name).is_file():
-            raise CheckpointError(f"{folder} is not a critic: {name} is missing")
+    shards = sorted(folder.glob("*.safetensors"))
+    if not shards or not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder} is not a critic: it needs config.json and {WEIGHTS} (or shards of it)")
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     if not hasattr(config, "value_head"):
         raise CheckpointError(f"{folder / 'config.json'} has no value_head: this is an actor's folder, not a critic's")
     with torch.random.fork_rng(devices=[]):
         body = AutoModel.from_config(config, attn_implementation=attn_implementation, **experts(config))
         critic = Critic(body)
-    weights = load_file(folder / WEIGHTS)
+    weights = fuse_experts({k: v for shard in shards for k, v in load_file(shard).items()})
     wanted = critic.state_dict()
     odd = sorted(set(weights) ^ set(wanted)) or [k for k, v in wanted.items() if weights[k].shape != v.shape]
     if odd:
-        raise CheckpointError(f"{folder / WEIGHTS} does not fit its config.json (first difference: {odd[0]})")
+        raise CheckpointError(f"the weights of {folder} do not fit its config.json (first difference: {odd[0]})")
     critic.load_state_dict(weights)
     disable_dropout(critic)
     return critic.float()
