@@ -53,6 +53,10 @@ def read_task(
     notes: list[str] = [] if warnings is None else warnings
     config_path = folder / "task.toml"
     if "task.toml" not in content:
+        if "task.yaml" in content:
+            raise TaskError(
+                f"{folder / 'task.yaml'}: an original Terminal-Bench folder: convert it to Harbor layout first"
+            )
         raise TaskError(f"{config_path}: missing: a task folder needs task.toml, instruction.md and tests/test.sh")
     text = _text(folder, content, "task.toml")
     config = parse_task_toml(text, str(config_path))
@@ -62,7 +66,11 @@ def read_task(
             raise TaskError(f"{message}: remove it, or put it under [metadata]")
         notes.append(message)
     if config.steps:
-        raise TaskError(f"{config_path}:{key_line(text, ('steps',))}: multi-step tasks are not supported yet")
+        line = key_line(text, ("steps",))
+        raise TaskError(
+            f"{config_path}:{line}: a task of {len(config.steps)} steps in one environment: it can be read "
+            "(stages.tasks.steps) but not run yet: leave it out of the suite"
+        )
 
     own = config.metadata.terminal_rsi
     files, workdir = _workspace(folder, content, config.environment)
