@@ -89,12 +89,7 @@ def harbor_files(source: Path, content: Mapping[str, bytes]) -> dict[str, bytes]
     if "solution.yaml" in content and "solution.sh" not in content:
         raise TaskError(f"{source / 'solution.yaml'}: recorded keystrokes cannot be converted: write a solution.sh")
     context, compose = _compose(source, content)
-    out = {
-        "instruction.md": (config.text + "\n").encode(),
-        "task.toml": _task_toml(config).encode(),
-        "tests/test.sh": _TEST_SH.encode(),
-        "tests/run-tests.sh": content["run-tests.sh"],
-    }
+    out = {"instruction.md": (config.text + "\n").encode(), "task.toml": _task_toml(config).encode()}
     if "solution.sh" in content:
         out["solution/solve.sh"] = content["solution.sh"]
     for name, data in content.items():
@@ -102,6 +97,7 @@ def harbor_files(source: Path, content: Mapping[str, bytes]) -> dict[str, bytes]
             out[name] = data
         elif name.startswith(context) and name not in _NOT_ENVIRONMENT and name != "docker-compose.yaml":
             out[f"environment/{name.removeprefix(context)}"] = data
+    out |= {"tests/test.sh": _TEST_SH.encode(), "tests/run-tests.sh": content["run-tests.sh"]}
     if compose is not None:
         out["environment/docker-compose.yaml"] = compose
     elif "environment/Dockerfile" not in out:
