@@ -9,6 +9,8 @@ import typer
 
 from orchestrator.commands import terminal
 
+VALIDATION_TASKS = 80
+
 app = typer.Typer(name="model", help="The embedded model.", no_args_is_help=True, rich_markup_mode="markdown")
 
 
@@ -26,8 +28,15 @@ def build(
         rsi model build ./base --seed 0
     """
     from stages.pretrain.build import BuildRecipe, build_base
+    from stages.pretrain.choose import choose_base
+    from stages.tasks.embedded import embedded_suite
+    from stages.tasks.generate import PoolKind
 
-    out = terminal.console()
-    for line in build_base(folder, BuildRecipe(seed=seed)):
+    out, recipe = terminal.console(), BuildRecipe(seed=seed)
+    for line in build_base(folder / "candidates", recipe):
         out.print(line)
-    out.print(f"Candidates are in {folder}; `rsi cycle launch --model {folder}/step-N` starts from one.")
+    candidates = [folder / "candidates" / f"step-{step}" for step in recipe.save_at]
+    validation = embedded_suite(PoolKind.VALIDATION, VALIDATION_TASKS, folder / "suites")
+    for line in choose_base(candidates, validation, folder, recipe):
+        out.print(line)
+    out.print(f"Base is in {folder}; `rsi cycle launch --model {folder}` starts from it.")

@@ -7,7 +7,7 @@ import random
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +35,21 @@ class BuildRecipe:
     num_threads: int = 1  # two threads on a busy machine wait for each other more than they compute
 
 
-def build_base(out: Path, recipe: BuildRecipe | None = None) -> Iterator[str]:
-    """Builds every candidate below `out` (`step-N/`, complete Hugging Face folders). Yields lines of progress."""
-    import torch
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """Tokenizer and examples of a recipe."""
 
-    recipe = recipe or BuildRecipe()
-    torch.set_num_threads(recipe.num_threads)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    started = time.monotonic()
+    tokenizer: Path
+    chat: Chat
+    kinds: dict[str, list[Example]]
+    drills: list[Example]
+
+
+def prepare(out: Path, recipe: BuildRecipe) -> Material:
+    """Runs the scripted operators in bash, trains the tokenizer on what they read and wrote, encodes everything."""
     episodes = build_corpus(
         seed=recipe.seed, n_act=recipe.acts, n_plan=recipe.plans, n_follow=recipe.follows, workers=2
     )
-    yield f"corpus: {len(episodes)} episodes run in bash, {time.monotonic() - started:.0f} s"
-    out.mkdir(parents=True, exist_ok=True)
     tokenizer = out / "tokenizer"
     build_tokenizer(texts_of(episodes[:TOKENIZER_EPISODES]), tokenizer)
     chat = Chat(tokenizer)
@@ -56,17 +58,64 @@ def build_base(out: Path, recipe: BuildRecipe | None = None) -> Iterator[str]:
         kinds[episode.kind].append(encode_episode(chat, episode))
     rng = random.Random(recipe.seed)
     drills = [copy_drill(chat, rng) for _ in range(recipe.training.copy_steps * recipe.training.batch_size)]
-    model = new_model(recipe.shape, chat.vocab_size, recipe.seed)
+    return Material(tokenizer=tokenizer, chat=chat, kinds=kinds, drills=drills)
+
+
+def build_base(out: Path, recipe: BuildRecipe | None = None) -> Iterator[str]:
+    """Builds every candidate below `out` (`step-N/`, complete Hugging Face folders). Yields lines of progress."""
+    recipe = recipe or BuildRecipe()
+    _deterministic(recipe)
+    started = time.monotonic()
+    material = prepare(out, recipe)
+    model = new_model(recipe.shape, material.chat.vocab_size, recipe.seed)
     size = sum(p.numel() for p in model.parameters())
-    yield f"tokenizer: {chat.vocab_size} entries; model: {size / 1e6:.2f} M parameters, {time.monotonic() - started:.0f} s"
+    yield (
+        f"{sum(map(len, material.kinds.values()))} episodes run in bash; {material.chat.vocab_size} tokens; "
+        f"{size / 1e6:.2f} M parameters; {time.monotonic() - started:.0f} s"
+    )
     losses: list[float] = []
-    for step, loss in train(model, kinds, drills, recipe.training, seed=recipe.seed, save_at=recipe.save_at, out=out):
+    for step, loss in train(
+        model, material.kinds, material.drills, recipe.training, seed=recipe.seed, save_at=recipe.save_at, out=out
+    ):
         losses.append(loss)
         if step % 50 == 0:
-            yield f"step {step}/{recipe.training.steps}: loss {sum(losses[-50:]) / 50:.3f}, {time.monotonic() - started:.0f} s"
+            mean = sum(losses[-50:]) / 50
+            yield f"step {step}/{recipe.training.steps}: loss {mean:.3f}, {time.monotonic() - started:.0f} s"
     for step in recipe.save_at:
-        for file in tokenizer.iterdir():
-            shutil.copy(file, out / f"step-{step}" / file.name)
+        _complete(out / f"step-{step}", material.tokenizer)
+
+
+def continue_base(base: Path, out: Path, recipe: BuildRecipe, *, seconds: float) -> Iterator[str]:
+    """The control: Base pre-trained on for `seconds` of wall time, at the recipe's last learning rate, on its corpus."""
+    from transformers import AutoModelForCausalLM
+
+    _deterministic(recipe)
+    material = prepare(out, recipe)
+    model = AutoModelForCausalLM.from_pretrained(base, local_files_only=True)
+    rate = recipe.training.lr * recipe.training.final_lr_fraction
+    flat = replace(recipe.training, lr=rate, final_lr_fraction=1.0, copy_steps=0, steps=100_000)
+    started = time.monotonic()
+    steps = 0
+    for steps, loss in train(model, material.kinds, [], flat, seed=recipe.seed + 1, save_at=(), out=out):
+        if steps % 100 == 0:
+            yield f"control: {steps} further steps, loss {loss:.3f}, {time.monotonic() - started:.0f} of {seconds:.0f} s"
+        if time.monotonic() - started >= seconds:
+            break
+    model.save_pretrained(out / "control")
+    _complete(out / "control", material.tokenizer)
+    yield f"control: {steps} further steps in {seconds:.0f} s"
+
+
+def _deterministic(recipe: BuildRecipe) -> None:
+    import torch
+
+    torch.set_num_threads(recipe.num_threads)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def _complete(folder: Path, tokenizer: Path) -> None:
+    for file in tokenizer.iterdir():
+        shutil.copy(file, folder / file.name)
 
 
 def write_recipe(folder: Path, recipe: BuildRecipe, facts: dict[str, Any]) -> None:

@@ -16,6 +16,8 @@ import torch.nn.functional as F
 
 from stages.pretrain.sequences import Example, batches
 
+ROUND = 200  # batches drawn together, so that batches of similar length can be formed
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
@@ -87,17 +89,14 @@ def train(
     seed: int,
     save_at: Sequence[int],
     out: Path,
-    first_step: int = 0,
 ) -> Iterator[tuple[int, float]]:
     """Yields (step, loss) and writes HF folders `out/step-N` at the steps in `save_at`."""
     schedule = _schedule(kinds, recipe, seed)
     optimizers = _optimizers(model, recipe.lr)
     model.train()
-    for step in range(first_step, recipe.steps):
+    for step in range(recipe.steps):
         size = recipe.batch_size
-        batch = (
-            drills[step * size : (step + 1) * size] if step < recipe.copy_steps else schedule[step - recipe.copy_steps]
-        )
+        batch = drills[step * size : (step + 1) * size] if step < recipe.copy_steps else next(schedule)
         warm = min(1.0, (step + 1) / recipe.warmup_steps)
         lr = recipe.lr * warm * (1 - (1 - recipe.final_lr_fraction) * step / recipe.steps)
         loss = next_token_loss(model, batch)
@@ -112,20 +111,22 @@ def train(
             model.save_pretrained(out / f"step-{step + 1}")
 
 
-def _schedule(kinds: Mapping[str, Sequence[Example]], recipe: TrainRecipe, seed: int) -> list[list[Example]]:
-    """One batch per step after the drills; each kind has its share, repeated only once it is used up."""
+def _schedule(kinds: Mapping[str, Sequence[Example]], recipe: TrainRecipe, seed: int) -> Iterator[list[Example]]:
+    """Batches without end; every round of 200 holds each kind's share, and an example comes again only once its kind is
+    used up."""
     rng = random.Random(seed)
-    wanted = (recipe.steps - recipe.copy_steps) * recipe.batch_size
-    pool: list[Example] = []
-    for kind, share in (("act", recipe.act), ("plan", recipe.plan), ("follow", recipe.follow)):
-        drawn: list[Example] = []
-        while len(drawn) < wanted * share:
-            drawn += rng.sample(list(kinds[kind]), len(kinds[kind]))
-        pool += drawn[: int(wanted * share)]
-    rng.shuffle(pool)
-    while len(pool) < wanted:
-        pool.append(rng.choice(pool))
-    return batches(pool, recipe.batch_size, rng)
+    shares = {"act": recipe.act, "plan": recipe.plan, "follow": recipe.follow}
+    left: dict[str, list[Example]] = {kind: [] for kind in shares}
+    while True:
+        pool: list[Example] = []
+        for kind, share in shares.items():
+            wanted = round(ROUND * recipe.batch_size * share)
+            while len(left[kind]) < wanted:
+                left[kind] += rng.sample(list(kinds[kind]), len(kinds[kind]))
+            pool += left[kind][:wanted]
+            del left[kind][:wanted]
+        rng.shuffle(pool)
+        yield from batches(pool, recipe.batch_size, rng)
 
 
 def _optimizers(model: Any, lr: float) -> list[torch.optim.Optimizer]:
