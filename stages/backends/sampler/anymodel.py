@@ -43,7 +43,7 @@ class TransformersDecoder:
         self._cache: Any = None
         self._seen: torch.Tensor = torch.empty(0)
 
-    def open(self, rids: Sequence[str], prompts: Sequence[np.ndarray]) -> list[Block]:
+    def open(self, rids: Sequence[str], prompts: Sequence[np.ndarray], room: int) -> list[Block]:
         rows = len(rids)
         return [Block(order=np.arange(rows), prompts=list(prompts), cached=[0] * rows)]
 

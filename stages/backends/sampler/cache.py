@@ -16,7 +16,7 @@ import torch
 from stages.errors import SamplerError
 
 SLOT_BUCKET = 32
-LENGTH_BUCKET = 64
+LENGTH_BUCKET = 32
 
 
 class SlotCache:
@@ -135,9 +135,9 @@ class SlotCache:
             t[:, to, :, :used] = t[:, source : source + 1, :, :used]
 
     def reserve(self, length: int) -> None:
-        """Make room for `length` positions a slot, in doubling buckets."""
+        """Make room for `length` positions a slot, growing by a quarter at least."""
         if length > self.length:
-            self._grow(length=max(length, min(2 * self.length, self.length + 1024)))
+            self._grow(length=max(length, min(self.length + self.length // 4, self.length + 1024)))
 
     def _vacate(self, slot: int) -> None:
         """Move an idle cache that sits in the wave's range to a free slot behind it."""

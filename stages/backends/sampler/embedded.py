@@ -17,7 +17,7 @@ import torch
 
 from stages.backends.protocols import GenerateAnswer, GenerateRequest
 from stages.backends.sampler.anymodel import TransformersDecoder
-from stages.backends.sampler.engine import CachedDecoder
+from stages.backends.sampler.engine import ROWS_PER_BLOCK, CachedDecoder
 from stages.backends.sampler.wave import run_wave
 from stages.backends.sampler.weights import is_fast, load_qwen3, read_config, require_tokenizer
 from stages.errors import ModelError, SamplerError
@@ -43,7 +43,7 @@ class EmbeddedSampler:
         num_threads: int | None = None,
         max_slots: int = 1024,
         context_len: int | None = None,
-        rows_per_block: int | None = None,
+        rows_per_block: int = ROWS_PER_BLOCK,
     ) -> None:
         require_tokenizer(model_path)
         self._dtype, self._device = dtype, torch.device(device)

@@ -5,8 +5,8 @@ R = H/G, D head size, T cached positions, V vocabulary, K experts per token.
 
 Prompts are computed *packed*: matrix products see only real tokens, and only attention uses a padded [B, C] layout. Rotary
 embedding is one complex product, because the projections were permuted at load. In the last dense layer only the last
-token of a row has a query. A wave is decoded in blocks of rows, small enough for the keys and values of a tiny model to
-stay in the processor's cache; results do not depend on it beyond the last bits of a float.
+token of a row has a query. A wave is decoded in blocks of rows: large ones, because the long tail of the last unfinished
+rows costs a block as much as its middle (measured: 240 rows in one block take 30 % less time than in blocks of 64).
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ import torch.nn.functional as F
 from stages.backends.sampler.cache import SlotCache
 from stages.backends.sampler.weights import Experts, Layer, Mlp, Qwen3Weights
 
-SMALL_MODEL_BYTES = 16 << 20  # below it keys and values, not weights, fill the processor's cache
-ROWS_SMALL, ROWS_LARGE = 64, 256
+ROWS_PER_BLOCK = 256
 PREFILL_TOKENS = 2048  # packed tokens of one pass
 
 
@@ -41,11 +40,11 @@ class CachedDecoder:
     """See `Decoder` in wave.py for the contract."""
 
     def __init__(
-        self, weights: Qwen3Weights, *, context_len: int, max_slots: int, rows_per_block: int | None = None
+        self, weights: Qwen3Weights, *, context_len: int, max_slots: int, rows_per_block: int = ROWS_PER_BLOCK
     ) -> None:
         self.context_len = context_len
         self.max_slots = max_slots
-        self._fixed_rows = rows_per_block
+        self.rows_per_block = rows_per_block
         self.load(weights)
 
     def load(self, weights: Qwen3Weights) -> None:
@@ -54,11 +53,11 @@ class CachedDecoder:
         self.vocab_size = w.vocab_size
         self.device = w.embedding.device
         self.routed_shape = (len(w.layers), w.experts_per_token) if w.experts_per_token else None
-        self.rows_per_block = self._fixed_rows or (ROWS_SMALL if w.nbytes < SMALL_MODEL_BYTES else ROWS_LARGE)
         frequency = w.rope_theta ** -(
             torch.arange(0, w.head_dim, 2, dtype=torch.float32, device=self.device) / w.head_dim
         )
         angle = torch.outer(torch.arange(self.context_len, dtype=torch.float32, device=self.device), frequency)
+        self._eps = torch.tensor(w.eps, device=self.device)
         self._turn = torch.polar(torch.ones_like(angle), angle)  # complex64 [T, D/2]
         self.cache = SlotCache(
             layers=len(w.layers),
@@ -72,15 +71,17 @@ class CachedDecoder:
 
     # ------------------------------------------------------------------ a wave
 
-    def open(self, rids: Sequence[str], prompts: Sequence[np.ndarray]) -> list[Block]:
+    def open(self, rids: Sequence[str], prompts: Sequence[np.ndarray], room: int) -> list[Block]:
         """Give every request a slot and cut the wave into blocks, longest new prompts first.
+
+        `room` is the number of new tokens to come; up to 256 of them are reserved at once.
 
         A cache is kept up to the longest common prefix with the new prompt; the last prompt token is always computed.
         """
         by_length = sorted(range(len(rids)), key=lambda i: -len(prompts[i]))
         slots = self.cache.arrange([rids[i] for i in by_length])
         order = np.array([by_length[s] for s in slots], dtype=np.int64)
-        self.cache.reserve(max(len(p) for p in prompts) + 1)
+        self.cache.reserve(max(len(p) for p in prompts) + min(room, 256))
         blocks = []
         for lo in range(0, len(order), self.rows_per_block):
             rows = order[lo : lo + self.rows_per_block]
@@ -195,7 +196,7 @@ class CachedDecoder:
         def pad(t: torch.Tensor) -> torch.Tensor:  # [N, heads, D] -> [rows, heads, C, D]
             if full:
                 return t.view(len(rows), width, *t.shape[1:]).transpose(1, 2)
-            padded = t.new_zeros(len(rows), width, *t.shape[1:])
+            padded = t.new_empty(len(rows), width, *t.shape[1:])
             padded[row_N, column_N] = t
             return padded.transpose(1, 2)
 
@@ -273,10 +274,8 @@ class CachedDecoder:
 
     def _norm(self, x: torch.Tensor) -> torch.Tensor:
         """RMSNorm without its gain, which is folded into the next projection."""
-        if x.dtype == torch.float32:
-            return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.weights.eps)
-        y = x.float()
-        return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.weights.eps)).to(x.dtype)
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        return (x * torch.addcmul(self._eps, size, size, value=1 / x.shape[-1]).rsqrt_()).to(x.dtype)
 
     def _logits(self, x_BE: torch.Tensor) -> torch.Tensor:
         return (self._norm(x_BE) @ self.weights.head).float()

@@ -28,7 +28,7 @@ class Decoder(Protocol):
     device: torch.device
     routed_shape: tuple[int, int] | None  # (L, K) of a mixture of experts whose routes are known
 
-    def open(self, rids: Sequence[str], prompts: Sequence[np.ndarray]) -> list[Block]: ...
+    def open(self, rids: Sequence[str], prompts: Sequence[np.ndarray], room: int) -> list[Block]: ...
 
     def prefill(self, block: Block) -> torch.Tensor: ...
 
@@ -52,7 +52,8 @@ def run_wave(
     prompts = [np.asarray(r.input_ids, dtype=np.int64) for r in requests]
     answers: list[GenerateAnswer | None] = [None] * len(requests)
     try:
-        for block in decoder.open(rids, prompts):
+        room = max(r.sampling_params.max_new_tokens for r in requests)
+        for block in decoder.open(rids, prompts, room):
             for index, answer in _run_block(decoder, block, requests, weight_version, cancelled):
                 answers[index] = answer
     except BaseException:

@@ -60,17 +60,6 @@ class Qwen3Weights:
     def vocab_size(self) -> int:
         return self.embedding.shape[0]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that one decoding step reads, the head included."""
-        total = self.head.nbytes
-        for layer in self.layers:
-            parts = [layer.qkv, layer.out]
-            mlp = layer.mlp
-            parts += [mlp.gate_up, mlp.down] if isinstance(mlp, Mlp) else [mlp.router, *mlp.gate_up, *mlp.down]
-            total += sum(p.nbytes for p in parts)
-        return total
-
 
 def read_config(model_path: Path) -> Any:
     """The folder's `transformers` config. Raises ModelError naming the file that is missing or broken."""
