@@ -106,8 +106,9 @@ class BubblewrapBackend:
                 await self._link.call({"op": "task", "key": bundle.key, "trees": bundle.header()}, bundle.blob())
                 self._sent.add(bundle.key)
             await sandbox.begin()
-        except BaseException:
-            places.release()
+        except BaseException:  # a cancelled open too: nothing of it may stay
+            sandbox.forget()
+            self._link.post({"op": "close", "sid": sandbox.sid})
             raise
         self._open.add(sandbox)
         return sandbox
@@ -168,7 +169,7 @@ class BubblewrapSandbox:
         sid: str,
         places: asyncio.Semaphore,
     ) -> None:
-        self._backend, self._link, self._task, self._bundle, self._sid = backend, link, task, bundle, sid
+        self._backend, self._link, self._task, self._bundle, self.sid = backend, link, task, bundle, sid
         self._places: asyncio.Semaphore | None = places
         self._report: VerifierReport | None = None
 
@@ -183,7 +184,7 @@ class BubblewrapSandbox:
             "cpus": limits.cpus,
             "output_bytes": limits.output_bytes,
         }
-        await self._link.call({"op": "open", "sid": self._sid, "key": self._bundle.key, "spec": spec})
+        await self._link.call({"op": "open", "sid": self.sid, "key": self._bundle.key, "spec": spec})
 
     async def run(self, command: str, *, timeout_s: float | None = None) -> CommandResult:
         """One command in the persistent bash. Raises SandboxError when the sandbox itself fails or has ended."""
@@ -191,7 +192,7 @@ class BubblewrapSandbox:
         if b"\0" in text:
             return CommandResult(output=b"bash: a command cannot hold a NUL byte\n", exit_code=2)
         limit = self._task.limits.command_timeout_s if timeout_s is None else timeout_s
-        head, output = await self._link.call({"op": "run", "sid": self._sid, "timeout_s": limit}, text)
+        head, output = await self._link.call({"op": "run", "sid": self.sid, "timeout_s": limit}, text)
         return CommandResult(
             output=output,
             exit_code=head["exit_code"],
@@ -238,7 +239,7 @@ class BubblewrapSandbox:
         if self._places is None:
             return
         self.forget()
-        await self._link.call({"op": "close", "sid": self._sid})
+        await self._link.call({"op": "close", "sid": self.sid})
 
     def forget(self) -> None:
         """Give the place back without talking to the host (it is going away)."""
@@ -248,7 +249,7 @@ class BubblewrapSandbox:
             self._backend.closed(self)
 
     async def _script(self, kind: str, timeout_s: float) -> tuple[dict, bytes]:
-        return await self._link.call({"op": "script", "sid": self._sid, "kind": kind, "timeout_s": timeout_s})
+        return await self._link.call({"op": "script", "sid": self.sid, "kind": kind, "timeout_s": timeout_s})
 
     async def _judge(self) -> tuple[Judgement, str]:
         head, blob = await self._script("tests", self._task.verifier_timeout_s)

@@ -41,10 +41,12 @@ class Host:
         self._done = asyncio.Event()
         self._send_lock = asyncio.Lock()
 
-    async def serve(self, parent_pidfd: int) -> None:
+    async def serve(self, ends: list[int]) -> None:
+        """Until the socket closes or one of `ends` becomes readable (parent or guard dead)."""
         loop = asyncio.get_running_loop()
         self._reaper = Reaper()
-        loop.add_reader(parent_pidfd, self._done.set)
+        for fd in ends:
+            loop.add_reader(fd, self._done.set)
         loop.add_signal_handler(signal.SIGTERM, self._done.set)
         await self._send({"event": "ready", "uid": self._uid, "cgroups": self._cgroups.describe()})
         reading = asyncio.create_task(self._read())
@@ -143,7 +145,7 @@ def main() -> None:
         cgroups = Cgroups.create(enabled=config["cgroups"])
         if config.get("host_uid"):
             kernel.become(int(config["host_uid"]))
-        world.enter_namespaces(parent_pidfd)
+        guard_gone = world.enter_namespaces()
         world.build_root(config)
         reserve_descriptors()
     except (OSError, KeyError, ValueError) as error:
@@ -152,7 +154,7 @@ def main() -> None:
     connection.setblocking(False)
 
     async def run() -> None:
-        await Host(connection, config, cgroups).serve(parent_pidfd)
+        await Host(connection, config, cgroups).serve([parent_pidfd, guard_gone])
 
     asyncio.run(run())
     os._exit(0)

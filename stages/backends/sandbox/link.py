@@ -87,6 +87,11 @@ class HostLink:
             raise SandboxError(f"sandbox host: {answer['error']}")
         return answer, out
 
+    def post(self, head: dict[str, Any]) -> None:
+        """A request whose answer nobody waits for; nothing when the host is gone."""
+        if not self._lost and self._socket is not None:
+            self._send(pack({"id": next(self._ids), **head}))
+
     async def aclose(self) -> None:
         """Close the socket; the host removes everything and ends. Idempotent."""
         if self._socket is not None:

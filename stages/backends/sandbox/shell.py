@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stages.backends.sandbox.capture import Capture
-from stages.backends.sandbox.spawn import COMMAND_FD, REPORT_FD, Jail, born, children
+from stages.backends.sandbox.spawn import COMMAND_FD, REPORT_FD, Jail, born, children, now_mark
 
 _LOOP = r"""
 exec 200>&1
@@ -113,10 +113,11 @@ class Shell:
             await self._restart()
             restarted = True
         capture = Capture(self._output_bytes)
+        mark = now_mark()
         kind, code = await self._converse(command, began + timeout_s, capture)
         timed_out = kind == "timeout"
         if timed_out:
-            kind = await self._interrupt(began, capture)
+            kind = await self._interrupt(mark, capture)
         self._drain(capture)
         if kind == "ended":
             code, restarted = None, True
@@ -223,11 +224,8 @@ class Shell:
 
     # ------------------------------------------------------------------ time-out
 
-    async def _interrupt(self, began: float, capture: Capture) -> str:
+    async def _interrupt(self, mark: tuple[int, int], capture: Capture) -> str:
         """TERM, then KILL to what the command started, then the loop bash, then (by the caller) the whole jail."""
-        since = (
-            int((time.clock_gettime(time.CLOCK_BOOTTIME) - (time.monotonic() - began)) * os.sysconf("SC_CLK_TCK")) - 1
-        )
         init = self.jail.init() if self.jail else None
         if init is None:
             return "gone"
@@ -237,7 +235,7 @@ class Shell:
         steps = [(signal.SIGTERM, _TERM_GRACE_S), *[(signal.SIGKILL, 0.05)] * 5, (signal.SIGKILL, _KILL_GRACE_S)]
         for number, grace in steps:
             for pid in _descendants(init):
-                if pid not in core and (born(pid) or 0) >= since:
+                if pid not in core and ((born(pid) or 0), pid) > mark:
                     _signal(pid, number)
             kind = await self._listen(grace, capture)
             if kind != "timeout":

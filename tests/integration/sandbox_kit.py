@@ -1,0 +1,125 @@
+"""What the sandbox tests share: tiny tasks, and a synchronous face of a backend."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+from collections.abc import Coroutine, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from stages.backends.protocols import CommandResult, Sandbox, SandboxBackend, VerifierReport
+from stages.domain import CheckRole, CheckSpec, Limits, Stratum, Task
+
+# Two scenario checks and a gate, in pure bash; reports CTRF and fails when a check fails.
+TEST_SH = """#!/bin/bash
+rows= rc=0
+check() { local s=passed; "${@:2}" || { s=failed; rc=1; }; rows+="${rows:+,}{\\"name\\":\\"$1\\",\\"status\\":\\"$s\\"}"; }
+check answer [ "$(cat answer.txt 2>/dev/null)" = 42 ]
+check listing [ -f out/list.txt ]
+check untouched [ "$(cat input/data.txt 2>/dev/null)" = data ]
+printf '{"results":{"tests":[%s]}}' "$rows" > /logs/verifier/ctrf.json
+exit $rc
+"""
+SOLVE_SH = "#!/bin/bash\necho 42 > answer.txt\nmkdir -p out\nls input > out/list.txt\n"
+CHECKS = (CheckSpec(id="answer"), CheckSpec(id="listing"), CheckSpec(id="untouched", role=CheckRole.GATE))
+
+
+def make_task(
+    root: Path,
+    *,
+    test_sh: str = TEST_SH,
+    solve_sh: str | None = SOLVE_SH,
+    tests: Mapping[str, str] | None = None,
+    files: Mapping[str, bytes] | None = None,
+    checks: tuple[CheckSpec, ...] = CHECKS,
+    limits: Limits | None = None,
+    verifier_timeout_s: float = 20.0,
+    workdir: str = "/app",
+) -> Task:
+    """A Harbor-layout task below `root`."""
+    folder = root / f"task-{secrets.token_hex(4)}"
+    (folder / "tests").mkdir(parents=True)
+    (folder / "instruction.md").write_text("Write 42 to answer.txt and list input/ in out/list.txt.\n")
+    for name, text in {"test.sh": test_sh, **(tests or {})}.items():
+        (folder / "tests" / name).write_text(text)
+    if solve_sh is not None:
+        (folder / "solution").mkdir()
+        (folder / "solution" / "solve.sh").write_text(solve_sh)
+    return Task(
+        id=folder.name,
+        suite="tests",
+        family="tests",
+        stratum=Stratum.EASY,
+        instruction="",
+        root=folder,
+        digest=folder.name,
+        files={"input/data.txt": b"data\n"} if files is None else files,
+        workdir=workdir,
+        checks=checks,
+        limits=limits or Limits(memory_mb=96, storage_mb=8, inodes=512, pids=40, command_timeout_s=10.0),
+        verifier_timeout_s=verifier_timeout_s,
+    )
+
+
+class Box:
+    """One sandbox, driven without async."""
+
+    def __init__(self, machine: Machine, sandbox: Sandbox) -> None:
+        self._machine, self.sandbox = machine, sandbox
+
+    def run(self, command: str, timeout_s: float | None = None) -> CommandResult:
+        return self._machine.wait(self.sandbox.run(command, timeout_s=timeout_s))
+
+    def say(self, command: str, timeout_s: float | None = None) -> str:
+        return self.run(command, timeout_s).output.decode(errors="replace").strip()
+
+    def verify(self) -> VerifierReport:
+        return self._machine.wait(self.sandbox.verify())
+
+    def close(self) -> None:
+        self._machine.wait(self.sandbox.close())
+
+
+class Machine:
+    """A started backend and the event loop that it lives on."""
+
+    def __init__(self, backend: SandboxBackend) -> None:
+        self._loop = asyncio.new_event_loop()
+        self.backend = backend
+        self.wait(backend.start())
+
+    def wait(self, what: Coroutine[Any, Any, Any]) -> Any:
+        return self._loop.run_until_complete(asyncio.wait_for(what, 100))
+
+    @contextlib.contextmanager
+    def box(self, task: Task) -> Iterator[Box]:
+        box = Box(self, self.wait(self.backend.open(task)))
+        try:
+            yield box
+        finally:
+            box.close()
+
+    def close(self) -> None:
+        self.wait(self.backend.aclose())
+        self._loop.close()
+
+
+def processes_below(pid: int) -> list[int]:
+    """Every descendant of `pid`, found through /proc."""
+    parents: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                parent = int(Path(f"/proc/{name}/stat").read_text().rsplit(")", 1)[1].split()[1])
+            except OSError:
+                continue
+            parents.setdefault(parent, []).append(int(name))
+    out, todo = [], [pid]
+    while todo:
+        found = parents.get(todo.pop(), [])
+        out += found
+        todo += found
+    return out
