@@ -28,7 +28,7 @@ def postgres_server() -> Iterator[postgres.PostgresInfo]:
         schema.upgrade(postgres.ensure_database(info, TEMPLATE))
         yield info
     finally:
-        postgres.stop(home)
+        postgres.stop(home, mode="immediate")
         shutil.rmtree(home, ignore_errors=True)
 
 

@@ -127,8 +127,10 @@ def ensure(home: Path, *, durable: bool = True) -> PostgresInfo:
         ) from error
 
 
-def stop(home: Path, *, timeout_s: float = 30.0) -> bool:
+def stop(home: Path, *, timeout_s: float = 30.0, mode: str = "fast") -> bool:
     """Stop the server of `home`; open transactions are rolled back. False when none ran.
+
+    `mode="immediate"` skips the final write-out; the next start then recovers.
 
     Raises:
         ServiceError: it is still there after `timeout_s`.
@@ -139,7 +141,7 @@ def stop(home: Path, *, timeout_s: float = 30.0) -> bool:
     with _lock(place):
         if _postmaster(place) is None:
             return False
-        _run(place, "pg_ctl", "-D", str(place.data), "-w", "-t", str(int(timeout_s)), "-m", "fast", "stop")
+        _run(place, "pg_ctl", "-D", str(place.data), "-w", "-t", str(int(timeout_s)), "-m", mode, "stop")
         return True
 
 

@@ -63,6 +63,19 @@ class Trajectory(SQLModel, table=True):
         sa.Index("ix_trajectory_family", "family", "seq"),
         sa.Index("ix_trajectory_runbook", "runbook_id", postgresql_where=sa.text("runbook_id IS NOT NULL")),
         sa.Index("ix_trajectory_checkpoint", "checkpoint_id", "suite", "seq"),
+        sa.Index("ix_trajectory_end_reason", "end_reason", "seq"),
+        sa.Index("ix_trajectory_stratum", "stratum", "seq"),
+        sa.Index("ix_trajectory_gate_only", "seq", postgresql_where=sa.text("only_gate_failed")),
+        sa.Index(  # the most expensive unsolved attempts
+            "ix_trajectory_unsolved", sa.text("n_sampled DESC"), "seq", postgresql_where=sa.text("NOT strict")
+        ),
+        sa.Index(
+            "ix_trajectory_cycle_unsolved",
+            "cycle_id",
+            sa.text("n_sampled DESC"),
+            "seq",
+            postgresql_where=sa.text("NOT strict"),
+        ),
         sa.Index("ix_trajectory_flagged", "seq", postgresql_where=sa.text("flags <> '[]'::jsonb")),
     )
 

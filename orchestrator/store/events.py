@@ -59,4 +59,4 @@ def write_pending(session: Session) -> None:
     """
     if rows := session.info.pop(_PENDING, None):
         session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
-        session.execute(insert(m.Event), rows)
+        session.execute(insert(m.Event).values(rows))  # one statement: one signal

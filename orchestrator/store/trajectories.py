@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Select, delete, func, select, text
 from sqlalchemy.orm import defer
@@ -23,6 +23,7 @@ from stages import domain
 from stages.domain import EndReason, Phase, Stratum, Verdict
 from stages.errors import StoreError
 
+WITHOUT_LOG = defer(m.Trajectory.verifier_log)  # type: ignore[arg-type]
 COUNT_CAP = 10_000  # a list says "more than 10,000" instead of counting a million rows
 
 
@@ -44,6 +45,18 @@ class TrajectoryFilter:
     runbook_id: str | None = None
     only_gate_failed: bool | None = None
     flagged: bool | None = None
+
+
+class Success(NamedTuple):
+    """k/n of one phase or step, with both denominators (spec §8)."""
+
+    stage_id: int | None
+    phase: Phase | None
+    step: int
+    suite: str
+    passed: int
+    verdicts: int
+    attempts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +119,7 @@ class Trajectories(Repository):
 
     def list(self, where: TrajectoryFilter, *, before: int | None = None, limit: int = 50) -> Page[m.Trajectory]:
         """Newest first, without the verifier's log."""
-        query = _filtered(select(m.Trajectory), where).options(defer(col(m.Trajectory.verifier_log)))  # type: ignore[arg-type]
+        query = _filtered(select(m.Trajectory), where).options(WITHOUT_LOG)
         if before is not None:
             query = query.where(col(m.Trajectory.seq) < before)
         query = query.order_by(col(m.Trajectory.seq).desc()).limit(limit + 1)
@@ -118,6 +131,33 @@ class Trajectories(Repository):
         some = _filtered(select(col(m.Trajectory.id)), where).limit(cap + 1).subquery()
         with self._session() as session:
             return session.execute(select(func.count()).select_from(some)).scalar_one()
+
+    def expensive_failures(self, where: TrajectoryFilter, *, limit: int = 50) -> Sequence[m.Trajectory]:
+        """Attempts that used most sampled tokens and were not solved, most expensive first."""
+        query = _filtered(select(m.Trajectory), where).options(WITHOUT_LOG)
+        query = query.where(~col(m.Trajectory.strict)).order_by(
+            col(m.Trajectory.n_sampled).desc(), col(m.Trajectory.seq)
+        )
+        with self._session() as session:
+            return session.execute(query.limit(limit)).scalars().all()
+
+    def success(self, cycle_id: int) -> Sequence[Success]:
+        """Passed, verdicts and attempts per stage, phase, step and suite of a cycle, in the order of the loop."""
+        passed, verdict = col(m.Trajectory.strict), col(m.Trajectory.verdict)
+        by = [getattr(m.Trajectory, name) for name in ("stage_id", "phase", "step", "suite")]
+        query = (
+            select(
+                *by,
+                func.count().filter(passed),
+                func.count().filter(verdict.in_([Verdict.PASSED, Verdict.FAILED])),
+                func.count(),
+            )
+            .where(col(m.Trajectory.cycle_id) == cycle_id)
+            .group_by(*by)
+            .order_by(func.min(col(m.Trajectory.seq)))
+        )
+        with self._session() as session:
+            return [Success(*row) for row in session.execute(query)]
 
     def get(self, trajectory_id: str) -> m.Trajectory:
         with self._session() as session:
@@ -219,10 +259,13 @@ class Trajectories(Repository):
 
 
 def _filtered(query: Select[Any], where: TrajectoryFilter) -> Select[Any]:
-    equal: Iterable[str] = set(TrajectoryFilter.__dataclass_fields__) - {"flagged"}
+    equal: Iterable[str] = set(TrajectoryFilter.__dataclass_fields__) - {"flagged", "only_gate_failed"}
     for name in sorted(equal):
         if (value := getattr(where, name)) is not None:
             query = query.where(getattr(m.Trajectory, name) == value)
+    if where.only_gate_failed is not None:  # a bare boolean, as the partial index has it
+        only = col(m.Trajectory.only_gate_failed)
+        query = query.where(only if where.only_gate_failed else ~only)
     if where.flagged is not None:
         some = text("flags <> '[]'::jsonb")  # as the partial index has it
         query = query.where(some if where.flagged else ~col(m.Trajectory.flags).op("<>")(text("'[]'::jsonb")))
