@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import sys
@@ -233,7 +234,22 @@ def _services(settings: Settings) -> Iterator[Row]:
 
 
 def _model(_: Settings) -> Iterator[Row]:
-    yield Row(name="model", level=Level.OK, found="later")
+    from orchestrator.inputs import shipped_model
+    from stages.backends.learner.checkpoint import digest_weights
+
+    folder = shipped_model()
+    found = digest_weights(folder)
+    recipe = folder / "rsi_recipe.json"
+    recorded = json.loads(recipe.read_text())["weights_sha256"] if recipe.exists() else None
+    if recorded == found:
+        yield Row(name="model", level=Level.OK, found=f"shipped Base, digest {found[:12]} as recorded")
+    else:
+        yield Row(
+            name="model",
+            level=Level.FAIL,
+            found=f"{folder} has digest {found[:12]}, recorded {(recorded or 'none')[:12]}",
+            advice="Install the package again, or `rsi model build` and `rsi cycle launch --model`.",
+        )
 
 
 def _sandbox(_: Settings) -> Iterator[Row]:

@@ -7,22 +7,24 @@ table, Prefect's state, the heartbeat of the flow and the processes of this mach
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import psutil
 
 from orchestrator import models as m
-from orchestrator import workers
+from orchestrator import transitions, workers
 from orchestrator.embedded import prefect_server, processes
 from orchestrator.settings import Settings
 from orchestrator.workers import FlowRun, FlowState
 
 if TYPE_CHECKING:
-    from orchestrator.store.facade import Store
+    from orchestrator.store import Store
 
 HEARTBEAT_S = 120.0  # a flow beats every few seconds; a longer silence is death, wherever it ran
+CANCEL_S = 120.0  # a cancelled flow that reached no boundary for so long is ended by force: what it recorded stays
 START_S = 60.0  # from "a worker took it" to the first beat: the import of torch on a busy machine
 LAUNCH_S = 60.0  # from the row to its flow run, which the launcher writes right after it
 SETTLE_S = 10.0  # a cycle that moved so recently is left alone: its launcher or flow is about to write the rest
@@ -33,6 +35,7 @@ ACTIVE = (
     m.CycleState.RESUMING,
     m.CycleState.CANCELLING,
 )
+WANTED = (m.CycleState.PAUSING, m.CycleState.CANCELLING)  # a lost process fulfils what people asked for
 MOVES = (m.EventKind.CYCLE_CREATED, m.EventKind.CYCLE_STATE)
 FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 
@@ -62,12 +65,11 @@ class Repair:
 def judge(seen: Seen) -> Repair | None:
     """Decide about one cycle; None: leave it. Pure."""
     why = _cause_of_death(seen)
-    if why is None:
-        return None
-    after = {
-        m.CycleState.CANCELLING: m.CycleState.CANCELLED,
-        m.CycleState.PAUSING: m.CycleState.PAUSED,
-    }.get(seen.state, m.CycleState.FAILED)
+    return None if why is None else _repair(seen, why)
+
+
+def _repair(seen: Seen, why: str) -> Repair:
+    after = transitions.LOST[seen.state] if seen.state in WANTED else m.CycleState.FAILED
     if after is m.CycleState.CANCELLED:
         message = f"Cancelled; {why}."
     elif after is m.CycleState.PAUSED:
@@ -111,34 +113,56 @@ def _cause_of_death(seen: Seen) -> str | None:
     return f"no sign of life for {seen.beat_age_s or seen.changed_age_s:.0f} s"
 
 
-def reconcile(settings: Settings, database_url: str) -> Sequence[Repair]:
-    """Look once at every active cycle and repair what is dead; returns the repairs made.
+def reconcile(settings: Settings, database_url: str, *, now: float | None = None) -> Sequence[Repair]:
+    """Look once at every active cycle and repair what is dead; returns the repairs made. `now`: Unix time, s.
 
     Raises:
         ServiceError, StoreError: Prefect or the database does not answer; nothing was changed.
     """
-    from orchestrator.store.facade import Store
 
-    store = Store.open(database_url, settings.artifacts, pool_size=1)
-    try:
-        cycles = store.cycles.list(states=ACTIVE, limit=1000).items
-        if not cycles:
-            return ()
-        ids = [c.flow_run_id for c in cycles if c.flow_run_id]
-        flows = workers.flow_runs(ids, settings=settings) if ids else {}
-        # Prefect's answer is older than the look at the processes: a run that starts in between is seen alive.
-        alive = running_flows(settings) if everything_is_local(settings) else None
-        repairs = []
-        for cycle in cycles:
-            repair = judge(_seen(store, cycle, flows, alive))
-            if repair and _apply(store, cycle, repair):
-                repairs.append(repair)
-    finally:
-        store.close()
+    with _opened(settings, database_url) as store:
+        looked = look(store, settings, time.time() if now is None else now)
+        repairs = [r for r in map(judge, looked) if r and _apply(store, r)]
     for repair in repairs:
         if repair.crash_flow and repair.flow_run_id:
             workers.mark_crashed(repair.flow_run_id, repair.message, settings=settings)
+    for seen in looked:
+        if seen.state is m.CycleState.CANCELLING and seen.changed_age_s > CANCEL_S and seen.flow:
+            workers.cancel_flow_run(seen.flow.id, settings=settings)  # nothing happens to one that has ended
     return repairs
+
+
+def interrupt(settings: Settings, database_url: str, why: str) -> Sequence[Repair]:
+    """Mark every cycle that has a process as stopped, because its process is about to be ended on purpose.
+
+    Done first, so that the flow, which then fails with a bare signal, finds the better message already written.
+    """
+    with _opened(settings, database_url) as store:
+        seen = (s for s in look(store, settings, time.time()) if s.state in transitions.HELD_BY_PROCESS)
+        return [r for r in (_repair(s, why) for s in seen) if _apply(store, r)]
+
+
+def look(store: "Store", settings: Settings, now: float) -> Sequence[Seen]:
+    """Everything that is known about every active cycle at the Unix time `now`."""
+    cycles = store.cycles.list(states=ACTIVE, limit=1000).items
+    if not cycles:
+        return ()
+    ids = [c.flow_run_id for c in cycles if c.flow_run_id]
+    flows = workers.flow_runs(ids, settings=settings) if ids else {}
+    # Prefect's answer is older than the look at the processes: a run that starts in between is seen alive.
+    alive = running_flows(settings) if everything_is_local(settings) else None
+    return [_seen(store, cycle, flows, alive, now) for cycle in cycles]
+
+
+@contextmanager
+def _opened(settings: Settings, database_url: str) -> "Iterator[Store]":
+    from orchestrator.store import Store
+
+    store = Store.open(database_url, settings.artifacts, pool_size=1)
+    try:
+        yield store
+    finally:
+        store.close()
 
 
 def everything_is_local(settings: Settings) -> bool:
@@ -158,10 +182,9 @@ def running_flows(settings: Settings) -> frozenset[str]:
     return frozenset(found - {""})
 
 
-def _seen(store: "Store", cycle: m.Cycle, flows: dict[str, FlowRun], alive: frozenset[str] | None) -> Seen:
+def _seen(store: "Store", cycle: m.Cycle, flows: dict[str, FlowRun], alive: frozenset[str] | None, now: float) -> Seen:
     assert cycle.id is not None
-    now = time.time()
-    flow = flows.get(cycle.flow_run_id) if cycle.flow_run_id else None
+    flow = flows[cycle.flow_run_id] if cycle.flow_run_id else None
     beat = cycle.heartbeat_at.timestamp() if cycle.heartbeat_at else None
     moves = [e.created_at.timestamp() for e in store.events.latest(cycle_id=cycle.id) if e.kind in MOVES]
     changed = max([cycle.created_at.timestamp(), flow.since if flow else 0.0, *moves])
@@ -175,17 +198,28 @@ def _seen(store: "Store", cycle: m.Cycle, flows: dict[str, FlowRun], alive: froz
     )
 
 
-def _apply(store: "Store", cycle: m.Cycle, repair: Repair) -> bool:
+def _apply(store: "Store", repair: Repair) -> bool:
     """Write the repair unless the cycle moved on since it was seen."""
     from orchestrator.store.logs import NewLine
 
     with store.transaction():
         now = store.cycles.lock(repair.cycle_id)
-        if (now.state, now.flow_run_id) != (cycle.state, cycle.flow_run_id):
+        if (now.state, now.flow_run_id or None) != (repair.before, repair.flow_run_id):
             return False
-        error = repair.message if repair.after is m.CycleState.FAILED else None
-        store.cycles.set_state(repair.cycle_id, repair.after, error=error)
+        error = "" if repair.after is m.CycleState.CANCELLED else repair.message
+        transitions.enter(store, repair.cycle_id, repair.after, error=error)
+        for stage in store.stages.of_cycle(repair.cycle_id):
+            if stage.state is m.StageState.RUNNING and stage.id is not None:
+                cancelled = repair.after is m.CycleState.CANCELLED
+                store.stages.set_state(stage.id, m.StageState.CANCELLED if cancelled else m.StageState.PAUSED)
         store.logs.append(
             repair.cycle_id, [NewLine(level=logging.WARNING, logger="rsi.reconcile", text=repair.message)]
+        )
+        store.audit_trail.add(
+            "reconciler",
+            "cycle.repair",
+            object_kind="cycle",
+            object_id=repair.cycle_id,
+            payload={"why": repair.message},
         )
     return True

@@ -90,9 +90,9 @@ def show(
             parent = store.checkpoints.get(parent_id) if parent_id else None
             origin = f" from {parent.name} ({parent.id})" if parent else ""
             out.print(f"{part:<7} {digest or 'no critic yet'}{origin}")
-        out.print(critic_statement(store, row))
-        if verify:
-            out.print(verify_statement(row))
+        statement, recomputed = verify_statement(row) if verify else ("digests as recorded", False)
+        out.print(critic_statement(store, row, recompute=recomputed))
+        out.print(statement)
 
 
 @app.command()
@@ -115,22 +115,18 @@ def export(
 
     with terminal.opened_store() as store:
         row = find(store, reference)
-    source = Path(row.path)
-    if not row.path or not (source / "actor").is_dir():
-        raise CheckpointError(
-            f"The weights of checkpoint {row.id} are not on this machine (folder {row.path or 'unknown'})."
-        )
     if folder.exists():
         raise CheckpointError(f"{folder} exists already. Name a new folder, or remove it.")
-    statement = verify_statement(row)
-    if not statement.startswith("verified"):
-        raise CheckpointError(f"Checkpoint {row.id} is not exported: {statement}")
+    statement, verified = verify_statement(row)
+    if not verified:
+        raise CheckpointError(f"Checkpoint {row.id} is not exported: {statement}.")
+    actor, critic_folder = weight_folders(row)
     fresh = folder.with_name(f"tmp_{folder.name}")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(source / "actor", fresh)
-    if critic and row.critic_digest:
-        shutil.copytree(source / "critic", fresh / "critic")
+    shutil.copytree(actor, fresh)
+    if critic and critic_folder:
+        shutil.copytree(critic_folder, fresh / "critic")
     fresh.rename(folder)
     terminal.console().print(f"Exported {row.name} to {folder}.")
 
@@ -160,36 +156,44 @@ def find(store: Store, reference: str) -> m.Checkpoint:
     raise StoreError(f"Several checkpoints have the digest {reference}: {ids}. Name one by its number.")
 
 
-def critic_statement(store: Store, row: m.Checkpoint) -> str:
-    """What the two critic digests say about Δφ (design: invariant 1)."""
-    if row.critic_digest is None:
-        return "Δφ: no critic yet"
-    parent = store.checkpoints.get(row.critic_parent_id) if row.critic_parent_id else None
-    if parent is None or parent.critic_digest is None:
-        return "Δφ: the critic begins here"
-    before, after = terminal.short(parent.critic_digest), terminal.short(row.critic_digest)
-    if parent.critic_digest == row.critic_digest:
-        return f"Δφ = 0: the critic's digest is equal before and after ({before} = {after}, of {parent.name})"
-    return f"Δφ ≠ 0: the critic was trained here ({before} → {after})"
+def critic_statement(store: Store, row: m.Checkpoint, *, recompute: bool) -> str:
+    """What the critic's digest and its parent's say about Δφ (design: invariant 1)."""
+    from orchestrator.lineage import Proof, prove_critic
+
+    assert row.id is not None
+    proof = prove_critic(store, row.id, digests_of if recompute else None)
+    if proof.proof is Proof.NO_CRITIC:
+        return "critic  no critic yet"
+    before, after = terminal.short(proof.before), terminal.short(proof.after)
+    how = "recomputed from both folders" if proof.recomputed else "as recorded"
+    return f"{proof.proof}  critic before {before}, after {after} ({how})"
 
 
-def verify_statement(row: m.Checkpoint) -> str:
-    """Recomputes the digests from the bytes on disk. Starts with "verified" when all are equal."""
-    from stages.backends.learner.checkpoint import digest_weights
-    from stages.errors import CheckpointError
-
+def weight_folders(row: m.Checkpoint) -> tuple[Path, Path | None]:
+    """Folders of actor and critic. Base is a model folder without an `actor/` in it."""
     folder = Path(row.path)
-    if not row.path or not folder.is_dir():
-        return f"not verified: the folder {row.path or '(unknown)'} is not on this machine"
-    wrong = []
-    for part, recorded in (("actor", row.actor_digest), ("critic", row.critic_digest)):
-        if recorded is None:
-            continue
-        try:
-            found = digest_weights(folder / part)
-        except CheckpointError as error:
-            wrong.append(str(error))
-            continue
-        if found != recorded:
-            wrong.append(f"the {part} is {terminal.short(found)}, recorded {terminal.short(recorded)}")
-    return f"NOT the recorded bytes: {'; '.join(wrong)}" if wrong else "verified: the bytes on disk have these digests"
+    actor = folder / "actor" if (folder / "actor").is_dir() else folder
+    return actor, folder / "critic" if row.critic_digest else None
+
+
+def digests_of(folder: Path) -> tuple[str, str | None]:
+    """Actor and critic digest of the bytes in a checkpoint folder. Raises CheckpointError when it holds no weights."""
+    from stages.backends.learner.checkpoint import digest_weights
+
+    actor = folder / "actor" if (folder / "actor").is_dir() else folder
+    return digest_weights(actor), digest_weights(folder / "critic") if (folder / "critic").is_dir() else None
+
+
+def verify_statement(row: m.Checkpoint) -> tuple[str, bool]:
+    """Recomputes the digests from the bytes on disk; the sentence, and whether they are the recorded ones."""
+    if not row.path or not Path(row.path).is_dir():
+        return f"not verified: the folder {row.path or '(unknown)'} is not on this machine", False
+    actor, critic = digests_of(Path(row.path))
+    wrong = [
+        f"the {part} is {terminal.short(found)}, recorded {terminal.short(recorded)}"
+        for part, found, recorded in (("actor", actor, row.actor_digest), ("critic", critic, row.critic_digest))
+        if found != recorded
+    ]
+    if wrong:
+        return f"NOT the recorded bytes: {'; '.join(wrong)}; restore the folder from a copy", False
+    return "verified: the bytes on disk have the recorded digests", True

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import IO
 
 from orchestrator.embedded.layout import Layout
+from stages.errors import ServiceError
 
 
 class Phase(StrEnum):
@@ -78,8 +79,12 @@ def supervisor_pid(layout: Layout) -> int | None:
     """Pid of the living supervisor, or None. Decided by the lock, which the system drops when its holder dies."""
     try:
         handle = open(layout.lock, "a+")  # noqa: SIM115
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except PermissionError as error:
+        raise ServiceError(
+            f"{layout.home} belongs to another user: {error.strerror}. Work as that user, or choose another RSI_HOME."
+        ) from error
     with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -188,15 +188,19 @@ class Supervisor:
 
     def _reconcile_forever(self) -> None:
         while not self.stop.is_set():
-            self._reconcile()
+            self._repair()
             self.stop.wait(RECONCILE_EVERY_S)
 
-    def _reconcile(self) -> None:
-        from orchestrator.reconcile import reconcile
+    def _repair(self, *, interrupt: bool = False) -> None:
+        from orchestrator import reconcile
 
         try:
-            for repair in reconcile(self.settings, self._url):
-                log.warning("reconciled: %s", repair.message)
+            if interrupt:
+                repairs = reconcile.interrupt(self.settings, self._url, "the services were stopped (`rsi down`)")
+            else:
+                repairs = reconcile.reconcile(self.settings, self._url)
+            for repair in repairs:
+                log.warning("cycle %d: %s", repair.cycle_id, repair.message)
         except Exception:
             # A database or server that is being restarted: logged, tried again in a minute.
             log.exception("the reconciler failed")
@@ -214,11 +218,12 @@ class Supervisor:
         flows = [p for p in processes.marked(self.settings.home) if processes.is_flow(p)]
         if flows:
             log.info("stopping %d flow process(es)", len(flows))
+            self._repair(interrupt=True)
         processes.end(flows, grace_s=DRAIN_S)  # the worker reports them as crashed
         for child in workers:
             child.end(grace_s=15)
-        if was_ready and self._url:
-            self._reconcile()
+        if was_ready:
+            self._repair()
         for child in reversed(self.children):
             child.end(grace_s=10)
             self._publish()

@@ -1,0 +1,150 @@
+"""The services, for real: one installation in a temporary home, brought up once for this module."""
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from importlib import util
+
+import psutil
+import pytest
+
+from orchestrator import models as m
+from orchestrator import workers
+from orchestrator.embedded import control, database, prefect_server, processes
+from orchestrator.embedded.state import Phase, ServiceState
+from orchestrator.reconcile import reconcile, running_flows
+from orchestrator.settings import Settings
+from orchestrator.store import Store
+from orchestrator.workers import FlowState
+from tests.integration.services_kit import OTHER_INSTALLATIONS, ROOT, STUB, nothing_is_left, rsi, settings_of, wait
+
+LONG = 1000  # cycle ids from here on make the stub run for a minute
+CONSOLE = util.find_spec("webui.app") is not None
+
+
+@pytest.fixture(scope="module")
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
+    settings = settings_of(tmp_path_factory.mktemp("home"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))  # the worker's flow process imports the stub from there
+        for name in OTHER_INSTALLATIONS:
+            patch.delenv(name, raising=False)
+        up = control.up(settings, console=CONSOLE)
+        try:
+            assert not up.already
+            assert up.published.phase is Phase.READY
+            prefect_server.register(settings, (STUB,))
+            yield settings
+        finally:
+            assert control.down(settings)
+            nothing_is_left(settings)
+
+
+@pytest.fixture
+def store(installation: Settings) -> Iterator[Store]:
+    opened = Store.open(database.url(installation), installation.artifacts)
+    yield opened
+    opened.close()
+
+
+def running_cycle(store: Store, flow_run_id: str) -> int:
+    cycle = store.cycles.create(
+        m.Cycle(name="t", recipe="t", config={}, config_digest="0", seed=0, base_checkpoint="", flow_run_id=flow_run_id)
+    )
+    assert cycle.id is not None
+    store.cycles.set_state(cycle.id, m.CycleState.RUNNING)
+    return cycle.id
+
+
+def start_long_flow(settings: Settings, number: int) -> psutil.Process:
+    flow_run_id = workers.submit_cycle(LONG + number, settings=settings, deployment=STUB)
+    wait(lambda: workers.flow_run(flow_run_id, settings=settings).state is FlowState.RUNNING)
+    found = [p for p in processes.marked(settings.home) if processes.is_flow(p)]
+    return next(p for p in found if p.environ()["PREFECT__FLOW_RUN_ID"] == flow_run_id)
+
+
+def test_everything_answers(installation: Settings) -> None:
+    published = control.look(installation)
+    assert published is not None
+    assert [s.name for s in published.services] == [
+        "postgres",
+        "prefect",
+        *(["console"] if CONSOLE else []),
+        "worker-cpu",
+    ]
+    assert {s.state for s in published.services} == {ServiceState.READY}
+    assert prefect_server.healthy(installation)
+    secret = installation.home / "secrets" / "prefect-auth"
+    assert secret.stat().st_mode & 0o777 == 0o600
+    # The Prefect server listens on loopback only, and wants the password.
+    prefect = published.service("prefect")
+    assert prefect is not None
+    assert prefect.pid is not None
+    listening = {
+        c.laddr.ip for c in psutil.Process(prefect.pid).net_connections("tcp") if c.status == psutil.CONN_LISTEN
+    }
+    assert listening == {"127.0.0.1"}
+
+
+def test_second_up_and_status(installation: Settings) -> None:
+    again = rsi(installation, "up")
+    assert again.returncode == 0, again.stderr
+    assert "Already up" in again.stdout
+    told = rsi(installation, "status", "--json")
+    assert told.returncode == 0, told.stderr
+    document = json.loads(told.stdout)
+    assert document["up"] is True
+    assert all(mb > 5 for mb in document["memory_mb"].values())
+    assert "worker-cpu" in rsi(installation, "status").stdout
+
+
+def test_a_worker_runs_a_flow_once(installation: Settings) -> None:
+    first = workers.submit_cycle(7, settings=installation, deployment=STUB)
+    assert workers.submit_cycle(7, settings=installation, deployment=STUB) == first
+    wait(lambda: workers.flow_run(first, settings=installation).state is FlowState.COMPLETED)
+    assert "stub flow of cycle 7" in (installation.home / "logs" / "flows" / f"{first}.log").read_text()
+    after = workers.submit_cycle(7, previous_flow_run_id=first, settings=installation, deployment=STUB)
+    assert after != first
+    wait(lambda: workers.flow_run(after, settings=installation).state is FlowState.COMPLETED)
+
+
+def test_cancelling_ends_the_process(installation: Settings) -> None:
+    flow = start_long_flow(installation, 1)
+    flow_run_id = flow.environ()["PREFECT__FLOW_RUN_ID"]
+    assert workers.cancel_flow_run(flow_run_id, wait_s=30, settings=installation).state is FlowState.CANCELLED
+    wait(lambda: not processes.alive(flow), 10)
+
+
+def test_flow_killed_with_its_worker_becomes_resumable(installation: Settings, store: Store) -> None:
+    """Prefect would show it as Running for ever."""
+    flow = start_long_flow(installation, 2)
+    flow_run_id = flow.environ()["PREFECT__FLOW_RUN_ID"]
+    cycle_id = running_cycle(store, flow_run_id)
+    url = database.url(installation)
+    assert running_flows(installation) == {flow_run_id}
+    assert not reconcile(installation, url, now=time.time() + 15)
+
+    worker = flow.parent()
+    assert worker is not None
+    worker.send_signal(signal.SIGKILL)
+    flow.send_signal(signal.SIGKILL)
+    wait(lambda: not processes.alive(flow))
+    assert workers.flow_run(flow_run_id, settings=installation).state is FlowState.RUNNING
+    (repair,) = reconcile(installation, url, now=time.time() + 15)
+    assert repair.cycle_id == cycle_id
+    cycle = store.cycles.get(cycle_id)
+    assert cycle.state is m.CycleState.FAILED
+    assert f"rsi cycle resume {cycle_id}" in cycle.error
+    assert workers.flow_run(flow_run_id, settings=installation).state is FlowState.CRASHED
+    assert not reconcile(installation, url, now=time.time() + 15)
+
+    # The supervisor has a new worker, and it works.
+    def restarted() -> bool:
+        published = control.look(installation)
+        status = published.service("worker-cpu") if published else None
+        return status is not None and status.restarts == 1 and status.state is ServiceState.READY
+
+    wait(restarted, 40)
+    again = workers.submit_cycle(8, settings=installation, deployment=STUB)
+    wait(lambda: workers.flow_run(again, settings=installation).state is FlowState.COMPLETED)
