@@ -38,7 +38,7 @@ def write_checkpoint(
         for name, o in alive.items():
             o.save(folder / f"{name}_optimizer.safetensors")
         state = {
-            "optimizers": {name: {"updates": o.updates, "config": _plain(o.config)} for name, o in alive.items()},
+            "optimizers": {name: {"updates": o.updates, "config": plain(o.config)} for name, o in alive.items()},
             "rng": bytes(torch.get_rng_state().numpy()).hex(),
         }
         (folder / STATE).write_text(json.dumps(state, indent=1, sort_keys=True) + "\n")
@@ -91,7 +91,7 @@ def write_midpoint(first: Path, second: Path, path: Path) -> str:
     return checkpoint.digest_weights(path / "actor")
 
 
-def _plain(config: OptimConfig) -> dict[str, float | list[float]]:
+def plain(config: OptimConfig) -> dict[str, float | list[float]]:
     return {
         "lr": config.lr,
         "betas": list(config.betas),
