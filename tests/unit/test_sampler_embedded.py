@@ -297,3 +297,45 @@ def test_weights_of_another_shape_are_a_model_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text.replace('"intermediate_size": 96', '"intermediate_size": 80'))
     with pytest.raises(ModelError, match=r"gate_proj.weight has shape \(96, 64\)"):
         EmbeddedSampler(tmp_path)
+
+
+def test_two_waves_in_flight_do_not_touch_each_other(folders: Callable[[str], Path]) -> None:
+    """The order in which two lanes call depends on timing; the bits of neither may."""
+
+    async def lanes(order: Sequence[str]) -> dict[str, list[Any]]:
+        sampler = EmbeddedSampler(folders("dense"))
+        rng = {name: random.Random(name) for name in "ab"}
+        seqs = {name: prompts(9, seed=ord(name)) for name in "ab"}
+        out: dict[str, list[Any]] = {"a": [], "b": []}
+        for name in order:
+            live = [i for i in range(9) if (i + len(out[name])) % 4]
+            wave = [
+                request(f"{name}{i}", list(seqs[name][i]), 6, sampling_seed=i, stop_token_ids=tuple(range(40)))
+                for i in live
+            ]
+            answers = await sampler.generate(wave)
+            out[name].append(answers)
+            for i, answer in zip(live, answers, strict=True):
+                seqs[name][i] += [*answer.output_ids, *(rng[name].randrange(VOCAB) for _ in range(3))]
+        await sampler.aclose()
+        return out
+
+    assert run(lanes("ababab")) == run(lanes("aaabbb")) == run(lanes("abbaba"))
+
+
+def test_rids_of_different_waves_may_meet(folders: Callable[[str], Path]) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folders("moe")).eval()
+    sampler = EmbeddedSampler(folders("moe"))
+    texts = prompts(5, seed=4, low=8)
+    run(sampler.generate([request(str(i), texts[i], 3) for i in (0, 1)]))
+    run(sampler.generate([request(str(i), texts[i], 3) for i in (2, 3)]))
+    answers = run(sampler.generate([request(str(i), texts[i], 5, return_routed_experts=True) for i in (3, 4, 0)]))
+    assert [a.cached_tokens > 0 for a in answers] == [True, False, True]
+    for i, a in zip((3, 4, 0), answers, strict=True):
+        full = texts[i] + list(a.output_ids)
+        assert rescored(model, full, len(texts[i])) == pytest.approx(a.output_token_logprobs, abs=1e-4)
+        with torch.no_grad():
+            scores = model(torch.tensor([full[:-1]]), output_router_logits=True).router_logits
+        expected = torch.stack([s.softmax(-1).topk(2, -1).indices for s in scores], 1).numpy()
+        np.testing.assert_array_equal(a.routed_experts, expected)
+    run(sampler.aclose())

@@ -1,9 +1,9 @@
-"""Where the key/value cache of every attempt lives between its turns.
+"""Where the key/value caches of a group of attempts live between their turns.
 
 Shapes: L layers, S slots, H key/value heads, T positions, D head size, K experts per token.
 
 One slot is one request id. A wave works on a contiguous range of slots through views, so the token loop copies nothing;
-`arrange` and `swap` move whole slots instead, which is rare.
+`arrange` and `compact` move whole slots instead, which is rare.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-
-from stages.errors import SamplerError
 
 SLOT_BUCKET = 32
 LENGTH_BUCKET = 32
@@ -29,11 +27,9 @@ class SlotCache:
         heads: int,
         head_dim: int,
         experts_per_token: int,
-        max_slots: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.max_slots = max_slots
         self.slots = 0
         self.length = 0
         shape = (layers, 0, heads, 0, head_dim)
@@ -43,17 +39,11 @@ class SlotCache:
         if experts_per_token:
             self.routes = torch.zeros((layers, 0, 1, 0, experts_per_token), dtype=torch.int32, device=device)
         self._rid_at: list[str | None] = []
-        self._slot_of: dict[str, int] = {}  # insertion order is age
+        self._slot_of: dict[str, int] = {}
         self._ids: dict[str, np.ndarray] = {}
 
     def __len__(self) -> int:
         return len(self._slot_of)
-
-    def clear(self) -> None:
-        """Forget everything: the weights changed, so every key and value is stale."""
-        self._slot_of.clear()
-        self._ids.clear()
-        self._rid_at = [None] * self.slots
 
     def release(self, rids: Sequence[str]) -> None:
         for rid in rids:
@@ -74,22 +64,13 @@ class SlotCache:
         return self._slot_of[rid]
 
     def arrange(self, rids: Sequence[str]) -> list[int]:
-        """Bring `rids` into slots 0 … n-1; returns, slot by slot, the index into `rids`. Idle caches are evicted if full.
+        """Bring `rids` into slots 0 … n-1; returns, slot by slot, the index into `rids`.
 
-        Those that are cached keep their relative order; new ones follow in the order given.
-        Raises SamplerError when a wave is larger than `max_slots`.
+        Those that are cached move only if they must; new ones take the free slots in the order given.
         """
         n = len(rids)
-        if n > self.max_slots:
-            raise SamplerError(
-                f"a wave of {n} requests exceeds max_slots={self.max_slots}; send fewer or raise max_slots"
-            )
         wanted = set(rids)
-        for rid in [r for r in self._slot_of if r not in wanted][
-            : max(0, len(wanted | set(self._slot_of)) - self.max_slots)
-        ]:
-            self.release([rid])
-        self._grow(slots=max(n, len(wanted | set(self._slot_of))))
+        self._grow(slots=len(wanted | set(self._slot_of)))
         holes = [s for s in range(n) if self._rid_at[s] not in wanted]
         movers = sorted(self._slot_of[r] for r in wanted if r in self._slot_of and self._slot_of[r] >= n)
         self.swap(movers, holes[: len(movers)])
@@ -127,6 +108,16 @@ class SlotCache:
         """In the middle of a wave: exchange finished slots with living ones; `used` positions are in use."""
         if alive:
             self._exchange(alive, dead, used)
+
+    def adopt(self, rid: str, other: SlotCache) -> None:
+        """Take `rid` over from another group."""
+        ids = other.cached_ids(rid)
+        self._grow(slots=len(self) + 1, length=len(ids))
+        slot, old = self._rid_at.index(None), other.slot(rid)
+        for mine, theirs in zip(self._tensors(), other._tensors(), strict=True):
+            mine[:, slot, :, : len(ids)] = theirs[:, old, :, : len(ids)]
+        other.release([rid])
+        self._rid_at[slot], self._slot_of[rid], self._ids[rid] = rid, slot, ids
 
     def copy(self, source: int, targets: Sequence[int], used: int) -> None:
         """Fill `targets` with the first `used` positions of `source` (attempts that share a prompt)."""

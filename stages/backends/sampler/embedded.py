@@ -70,6 +70,11 @@ class EmbeddedSampler:
         start = (lambda: torch.set_num_threads(num_threads)) if num_threads else None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="sampler", initializer=start)
 
+    @property
+    def is_moe(self) -> bool:
+        """True when `return_routed_experts` brings routes."""
+        return self._decoder.routed_shape is not None
+
     async def generate(self, requests: Sequence[GenerateRequest]) -> list[GenerateAnswer]:
         """One lockstep wave, answers in request order. Raises SamplerError for a request that cannot be served.
 

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from stages.backends.sampler.cache import SlotCache
+from stages.backends.sampler.pool import CachePool
 from stages.backends.sampler.weights import Experts, Layer, Mlp, Qwen3Weights
 
 ROWS_PER_BLOCK = 256
@@ -32,6 +33,7 @@ class Block:
     order: np.ndarray  # int64 [B], request index of every row
     prompts: list[np.ndarray]  # B of int64 [T]
     cached: list[int]  # prompt tokens of every row that need no computation
+    cache: SlotCache | None = None  # None: a decoder without one
     slot: int = 0  # first slot; the rows lie in consecutive slots
     twins: dict[int, list[int]] = field(default_factory=dict)  # row -> rows with the very same new prompt
 
@@ -59,12 +61,15 @@ class CachedDecoder:
         angle = torch.outer(torch.arange(self.context_len, dtype=torch.float32, device=self.device), frequency)
         self._eps = torch.tensor(w.eps, device=self.device)
         self._turn = torch.polar(torch.ones_like(angle), angle)  # complex64 [T, D/2]
-        self.cache = SlotCache(
+        self.pool = CachePool(self._new_cache, max_slots=self.max_slots)
+
+    def _new_cache(self) -> SlotCache:
+        w = self.weights
+        return SlotCache(
             layers=len(w.layers),
             heads=w.kv_heads,
             head_dim=w.head_dim,
             experts_per_token=w.experts_per_token,
-            max_slots=self.max_slots,
             dtype=w.embedding.dtype,
             device=self.device,
         )
@@ -79,15 +84,16 @@ class CachedDecoder:
         A cache is kept up to the longest common prefix with the new prompt; the last prompt token is always computed.
         """
         by_length = sorted(range(len(rids)), key=lambda i: -len(prompts[i]))
-        slots = self.cache.arrange([rids[i] for i in by_length])
+        cache = self.pool.group(rids)
+        slots = cache.arrange([rids[i] for i in by_length])
         order = np.array([by_length[s] for s in slots], dtype=np.int64)
-        self.cache.reserve(max(len(p) for p in prompts) + min(room, 256))
+        cache.reserve(max(len(p) for p in prompts) + min(room, 256))
         blocks = []
         for lo in range(0, len(order), self.rows_per_block):
             rows = order[lo : lo + self.rows_per_block]
-            block = Block(order=rows, prompts=[prompts[i] for i in rows], cached=[], slot=lo)
+            block = Block(order=rows, prompts=[prompts[i] for i in rows], cached=[], cache=cache, slot=lo)
             for i in rows:
-                block.cached.append(_common_prefix(self.cache.cached_ids(rids[i]), prompts[i][:-1]))
+                block.cached.append(_common_prefix(cache.cached_ids(rids[i]), prompts[i][:-1]))
             self._find_twins(block)
             blocks.append(block)
         return blocks
@@ -103,7 +109,7 @@ class CachedDecoder:
             rows, hidden = self._prefill_pass(block, piece)
             last[rows] = hidden
         for row, twins in block.twins.items():
-            self.cache.copy(block.slot + row, [block.slot + t for t in twins], len(block.prompts[row]))
+            _cache(block).copy(block.slot + row, [block.slot + t for t in twins], len(block.prompts[row]))
             last[twins] = last[row].clone()
             for t in twins:
                 block.cached[t] = len(block.prompts[t]) - 1
@@ -112,7 +118,7 @@ class CachedDecoder:
     @torch.inference_mode()
     def step(self, block: Block, ids_B: torch.Tensor, positions_B: torch.Tensor) -> torch.Tensor:
         """Feed one token to every row of the block; returns the next logits, float [B, V]."""
-        w, cache = self.weights, self.cache
+        w, cache = self.weights, _cache(block)
         rows = len(block.order)
         top = int(positions_B.max()) + 1
         cache.reserve(top)
@@ -140,7 +146,7 @@ class CachedDecoder:
         order = np.arange(len(alive_B))
         dead = np.flatnonzero(~alive_B[:count])
         movers = count + np.flatnonzero(alive_B[count:])
-        self.cache.compact((block.slot + movers).tolist(), (block.slot + dead).tolist(), used)
+        _cache(block).compact((block.slot + movers).tolist(), (block.slot + dead).tolist(), used)
         order[dead] = movers
         order = order[:count]
         block.order = block.order[order]
@@ -148,16 +154,17 @@ class CachedDecoder:
 
     def close(self, rid: str, ids: np.ndarray) -> None:
         """The slot of `rid` holds keys of exactly `ids`, int64 [T]."""
-        self.cache.record(rid, ids)
+        self.pool.of(rid).record(rid, ids)
 
     def routed_experts(self, rid: str, start: int, end: int) -> np.ndarray | None:
         """Experts chosen at positions [start, end), int32 [end - start, L, K]; None for a dense model."""
-        if self.cache.routes is None:
+        cache = self.pool.of(rid)
+        if cache.routes is None:
             return None
-        return self.cache.routes[:, self.cache.slot(rid), 0, start:end].transpose(0, 1).cpu().numpy().copy()
+        return cache.routes[:, cache.slot(rid), 0, start:end].transpose(0, 1).cpu().numpy().copy()
 
     def release(self, rids: Sequence[str]) -> None:
-        self.cache.release(rids)
+        self.pool.release(rids)
 
     # ------------------------------------------------------------------ one pass over prompts
 
@@ -172,7 +179,7 @@ class CachedDecoder:
 
     def _prefill_pass(self, block: Block, piece: list[tuple[int, int, int]]) -> tuple[list[int], torch.Tensor]:
         """Columns [start, end) of some rows; returns the rows and the hidden state of their last column, [rows, E]."""
-        w, cache, device = self.weights, self.cache, self.device
+        w, cache, device = self.weights, _cache(block), self.device
         rows = [r for r, _, _ in piece]
         counts = np.array([end - start for _, start, end in piece])
         width = int(counts.max())
@@ -279,6 +286,11 @@ class CachedDecoder:
 
     def _logits(self, x_BE: torch.Tensor) -> torch.Tensor:
         return (self._norm(x_BE) @ self.weights.head).float()
+
+
+def _cache(block: Block) -> SlotCache:
+    assert block.cache is not None, "a block of another decoder"
+    return block.cache
 
 
 def _common_prefix(a: np.ndarray, b: np.ndarray) -> int:
