@@ -35,6 +35,7 @@ class FlagKind(StrEnum):
     UNPAIRED_TASKS = "unpaired_tasks"
     FEW_TASKS = "few_tasks"
     ONE_ATTEMPT = "one_attempt"  # luck and skill of a task cannot be told apart
+    SURPLUS_ATTEMPTS = "surplus_attempts"  # more than k attempts at a task: a trial may have been counted twice
     NO_VARIANCE = "no_variance"  # every task agrees, so nothing tells how sure that is
 
 
@@ -161,12 +162,12 @@ def score_evaluation(
             for s in sorted(strata, key=lambda s: order.index(s) if s in order else len(order))
         },
         families={f: rate(families[f], Convention.VERDICTS, level=level, resamples=0) for f in sorted(families)},
-        flags=tuple(_score_flags(tasks)),
+        flags=tuple(_score_flags(evaluation)),
     )
 
 
-def _score_flags(tasks: Sequence[TaskScore], who: str = "") -> list[Flag]:
-    flags = []
+def _score_flags(evaluation: EvaluationDone, who: str = "") -> list[Flag]:
+    flags, tasks = [], evaluation.tasks
     attempts = [len(t.verdicts) for t in tasks]
     missing = sum(not v.counts for t in tasks for v in t.verdicts)
     if missing:
@@ -175,6 +176,10 @@ def _score_flags(tasks: Sequence[TaskScore], who: str = "") -> list[Flag]:
     if len(set(attempts)) > 1:
         text = f"{who}tasks have {min(attempts)} to {max(attempts)} attempts, so they weigh unequally"
         flags.append(Flag(kind=FlagKind.UNEQUAL_DENOMINATORS, text=text))
+    surplus = [t.task_id for t in tasks if len(t.verdicts) > evaluation.k]
+    if surplus:
+        text = f"{who}{len(surplus)} tasks have more than k = {evaluation.k} attempts, first {surplus[0]}: a trial may be in twice"
+        flags.append(Flag(kind=FlagKind.SURPLUS_ATTEMPTS, text=text))
     if max(attempts) == 1:
         text = f"{who}one attempt per task: the interval covers the choice of tasks and luck together"
         flags.append(Flag(kind=FlagKind.ONE_ATTEMPT, text=text))
@@ -331,7 +336,7 @@ def different_settings(a: Mapping[str, object], b: Mapping[str, object]) -> dict
 def _pair_flags(a: EvaluationDone, b: EvaluationDone) -> list[Flag]:
     flags: list[Flag] = []
     for who, e in (("before: ", a), ("after: ", b)):
-        flags += [f for f in _score_flags(e.tasks, who) if f.kind is not FlagKind.FEW_TASKS]
+        flags += [f for f in _score_flags(e, who) if f.kind is not FlagKind.FEW_TASKS]
     if a.suite != b.suite:
         text = f"{a.suite} and {b.suite} are different suites; nothing is compared"
         flags.append(Flag(kind=FlagKind.DIFFERENT_SUITES, text=text))

@@ -31,6 +31,7 @@ def _evaluation(
     suite: str = "demo",
     settings: Mapping[str, float | int | str] | None = None,
     strata: Mapping[str, str] | None = None,
+    k: int = 3,
 ) -> EvaluationDone:
     """task → one letter per attempt: p passed, f failed, e no verdict"""
     items = list(outcomes.items() if isinstance(outcomes, Mapping) else outcomes)
@@ -50,7 +51,7 @@ def _evaluation(
         suite=suite,
         suite_digest=digest,
         checkpoint=checkpoint,
-        k=3,
+        k=k,
         passed=sum(v is Verdict.PASSED for v in flat),
         attempts=len(flat),
         verdicts=sum(v.counts for v in flat),
@@ -94,6 +95,11 @@ def test_no_verdict_at_all_gives_no_rate() -> None:
 
 def test_one_attempt_per_task_is_flagged() -> None:
     assert FlagKind.ONE_ATTEMPT in _kinds(score_evaluation(_evaluation({"a": "p", "b": "f"})).flags)
+
+
+def test_a_trial_that_may_be_in_twice_is_flagged() -> None:
+    got = score_evaluation(_evaluation({"a": "ppff", "b": "pff"}))
+    assert {FlagKind.SURPLUS_ATTEMPTS, FlagKind.UNEQUAL_DENOMINATORS} <= _kinds(got.flags)
 
 
 def test_evaluations_that_cannot_be_scored() -> None:
@@ -200,7 +206,7 @@ def _imported(checkpoint: str) -> EvaluationDone:
         result = json.loads(path.read_text())
         rewards = (result.get("verifier_result") or {}).get("rewards") or {}
         by_task[result["task_name"]] += "e" if "reward" not in rewards else "p" if rewards["reward"] == 1.0 else "f"
-    return _evaluation(by_task, checkpoint, suite="tb2")
+    return _evaluation(by_task, checkpoint, suite="tb2", k=5)
 
 
 def test_facts_of_the_real_trials() -> None:
