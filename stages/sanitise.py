@@ -13,6 +13,8 @@ from stages.domain import Task, Trajectory
 from stages.leaks.evidence import ABSENT, Evidence, HiddenTexts
 from stages.leaks.signatures import Match, blobs, first_of_each_place, hidden_paths, secrets
 
+_HIDDEN_WORDS = 5  # shorter runs shared with tests or solution are the task's own vocabulary
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replacement:
@@ -96,7 +98,7 @@ def _clean(
     text: str, public: str, hidden: HiddenTexts, special_tokens: Sequence[str]
 ) -> tuple[str, list[tuple[str, int]]]:
     removed: list[tuple[str, int]] = []
-    passages = [Match(kind="hidden text", name=p.source, start=p.start, end=p.end) for p in hidden.passages(text)]
+    passages = [Match(kind="hidden text", name=p.source, start=p.start, end=p.end) for p in hidden.passages(text, min_words=_HIDDEN_WORDS)]
     found = first_of_each_place([*passages, *secrets(text, public), *hidden_paths(text, public), *blobs(text, public)])
     out: list[str] = []
     at = 0

@@ -12,6 +12,7 @@ import re
 from functools import partial
 
 from stages.domain import Finding, LeakPart, Runbook, Severity
+from stages.leaks.answers import normal
 from stages.leaks.context import ReviewContext, finding, lines_of
 from stages.leaks.evidence import Atom, Origin, OriginKind, atoms_of
 from stages.leaks.lines import PRODUCED, Line, Literal, Role
@@ -31,7 +32,8 @@ _SYSTEM = re.compile(r"^/(?:proc|sys|dev)/")
 _SED_REPLACEMENT = re.compile(
     r"s(?P<d>[/|#,@!:])(?P<old>(?:\\.|(?!(?P=d)).)*)(?P=d)(?P<new>(?:\\.|(?!(?P=d)).)*)(?P=d)"
 )
-_BARE_NUMBER = re.compile(r"(?<![\w.\-/:])(?:\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?)(?![\w\-/:]|\.\d)")
+_BARE_NUMBER = re.compile(r"(?<![\w./:])(?<!\w-)(?:\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?)(?![\w\-/:]|\.\d)")
+_BARE_NAME = re.compile(r"(?<![\w./@-])(?=[\w-]*\d)(?=[\w-]*[A-Za-z])[A-Za-z\d]+(?:[-_][A-Za-z\d]+)*(?![\w/@-]|\.\w)")
 _MODE = re.compile(r"[0-7]{3,4}|[ugoa]*[-+=][rwxXst]*(?:,[ugoa]*[-+=][rwxXst]*)*")
 _GIT_SHA = re.compile(r"(?<![\w/.\-])(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,11}(?![\w.])")
 
@@ -94,8 +96,42 @@ def read_value(runbook: Runbook, context: ReviewContext) -> list[Finding]:
                 if _is_leak(atom, literal, origin, context):
                     seen.add(atom.text)
                     found.append(_value_finding(number, line, literal, atom, origin))
-        found += _bare_numbers(number, line, seen, context)
+        found += _bare_values(number, line, seen, context)
     return found
+
+
+def answer(runbook: Runbook, context: ReviewContext) -> list[Finding]:
+    """What the agent wrote as its result, or what the judge and the screen both name, anywhere in a line."""
+    found = []
+    for number, line in enumerate(runbook.lines):
+        text = normal(line.text)
+        for value, place in context.evidence.answers:
+            m = re.search(rf"(?<![\w.]){re.escape(value)}(?!\w)", text) if value in text else None
+            if m is None or _is_ordinary(value, context):
+                continue
+            at = line.text.lower().find(value)
+            span = (at, at + len(value)) if at >= 0 else (0, len(line.text))
+            found.append(
+                _find(
+                    Severity.SOFT,
+                    "answer",
+                    "gives the result itself; say how it is found",
+                    line=number,
+                    span=span,
+                    evidence=line.text[span[0] : span[1]],
+                    source=place,
+                )
+            )
+            break
+    return found
+
+
+def _is_ordinary(value: str, context: ReviewContext) -> bool:
+    """Every part is public or everyday: the agent wrote it from understanding, not from reading."""
+    return all(
+        context.evidence.is_public(a.text) or a.text in COMMON or (a.is_number and a.text in COMMON_NUMBERS)
+        for a in atoms_of(value)
+    )
 
 
 def hard_coded_answer(runbook: Runbook, context: ReviewContext) -> list[Finding]:
@@ -176,25 +212,40 @@ def _is_number_leak(atom: Atom, literal: Literal, origin: Origin) -> bool:
     return origin.kind is OriginKind.READ and len(digits) >= 5
 
 
-def _bare_numbers(number: int, line: Line, seen: set[str], context: ReviewContext) -> list[Finding]:
-    """Numbers outside literals, in prose and in code, that only observations or hidden files hold."""
+def _bare_values(number: int, line: Line, seen: set[str], context: ReviewContext) -> list[Finding]:
+    """Numbers and identifiers outside literals, in prose and in code, that only observations or hidden files hold."""
     found = []
-    for m in _BARE_NUMBER.finditer(line.text):
-        atom = atoms_of(m.group())[0]
-        digits = len(atom.text.replace(".", ""))
-        if atom.text in seen or atom.text in COMMON_NUMBERS or digits < 3:
-            continue
-        if any(x.start <= m.start() < x.end and x.role in (Role.OPTION, Role.REFERENCE) for x in line.literals):
-            continue
-        origin = context.evidence.origin(atom.text)
-        telling = digits >= 4 or origin.lone or "." in atom.text
-        if origin.kind in (OriginKind.READ, OriginKind.HIDDEN) and telling:
-            seen.add(atom.text)
-            literal = Literal(text=m.group(), start=m.start(), end=m.end(), role=Role.CLAIM)
-            found.append(
-                _value_finding(number, line, literal, Atom(text=atom.text, start=0, end=m.end() - m.start()), origin)
-            )
+    for rx in (_BARE_NUMBER,) if line.is_shell else (_BARE_NUMBER, _BARE_NAME):
+        for m in rx.finditer(line.text):
+            if any(x.start <= m.start() < x.end and x.role in (Role.OPTION, Role.REFERENCE) for x in line.literals):
+                continue
+            for atom in atoms_of(m.group()):
+                if atom.text in seen or not any(c.isdigit() for c in atom.text):
+                    continue
+                origin = context.evidence.origin(atom.text)
+                if not (_telling_number if rx is _BARE_NUMBER else _telling_name)(atom, origin, context):
+                    continue
+                seen.add(atom.text)
+                literal = Literal(text=m.group(), start=m.start(), end=m.end(), role=Role.CLAIM)
+                found.append(_value_finding(number, line, literal, atom, origin))
+                break
     return found
+
+
+def _telling_number(atom: Atom, origin: Origin, context: ReviewContext) -> bool:
+    digits = len(atom.text.replace(".", ""))
+    if origin.kind not in (OriginKind.READ, OriginKind.HIDDEN) or digits < 2:
+        return False
+    if origin.lone and atom.text not in COMMON_NUMBERS and context.evidence.hidden_place(atom.text):
+        return True  # shown as a result, and asked for by the judge
+    if atom.text in COMMON_NUMBERS or digits < 3:
+        return False
+    return digits >= 4 or origin.lone or "." in atom.text
+
+
+def _telling_name(atom: Atom, origin: Origin, context: ReviewContext) -> bool:
+    """An identifier such as u_4417 that was on a line of its own; names of files are facts of the environment."""
+    return origin.kind is OriginKind.READ and origin.lone and atom.text not in context.evidence.listed
 
 
 def _value_finding(number: int, line: Line, literal: Literal, atom: Atom, origin: Origin) -> Finding:
@@ -310,4 +361,4 @@ def _whence(text: str, context: ReviewContext) -> str:
     return next((name for name, body in context.hidden_texts.items() if text in body), "")
 
 
-RULES = (blob, copied_output, read_value, hard_coded_answer)
+RULES = (blob, copied_output, read_value, answer, hard_coded_answer)

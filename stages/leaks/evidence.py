@@ -9,17 +9,19 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from stages.domain import Task, Trajectory
-from stages.leaks.passages import PassageIndex, joined, words_of
+from stages.leaks.answers import answers
+from stages.leaks.passages import Passages, joined, words_of
 from stages.leaks.words import COMMON, COMMON_NUMBERS, LISTERS, NUMERALS
 from stages.leaks.words import words as word_set
 
 _ATOM = re.compile(r"\d{1,3}(?:,\d{3})+(?!\d)|\d+(?:[.:]\d+)+|\w+")
 _LINES = re.compile(r"\n| ; ")  # the shell harness joins the lines of an observation by " ; "
 _BOILERPLATE = re.compile(
-    r"^\s*(?:import |from \S+ import |#!|set -|if __name__|\"\"\"|'''|@pytest|# ?canary|.*BENCHMARK DATA).*$", re.M
+    r"^[ \t]*(?:import |from \S+ import |#!|set -|if __name__|(?:\"\"\"|''')\s*$|@pytest|# ?canary|.*BENCHMARK DATA).*$",
+    re.M,
 )
 _FILE_LIKE = re.compile(r"[\w.+-]+(?:/[\w.+-]+)*\.\w+")
 _MAX_FILE_CHARS = 200_000
@@ -92,14 +94,14 @@ class HiddenTexts:
     """
 
     def __init__(self, texts: Mapping[str, str], visible: Sequence[str], sources: int = 2) -> None:
-        self._index = PassageIndex({name: _BOILERPLATE.sub("", text) for name, text in texts.items()})
+        self._passages = Passages({name: _without_boilerplate(text) for name, text in texts.items()})
         self._visible = tuple(joined(text) for text in visible if text)
         self._words = COMMON.union(*(joined(text).split() for text in visible[:sources]))
 
     def passages(self, text: str, *, min_words: int = 0, min_strange: int = 0) -> list[Passage]:
         words = words_of(text)
         found = []
-        for run in self._index.runs(words):
+        for run in self._passages.runs(words):
             part = [w.text for w in words[run.first : run.last]]
             if len(part) < min_words or strange_words(part, self._words) < min_strange:
                 continue
@@ -107,6 +109,11 @@ class HiddenTexts:
                 start, end = words[run.first].start, words[run.last - 1].end
                 found.append(Passage(start=start, end=end, text=text[start:end], source=f"{run.source}:{run.line}"))
         return found
+
+
+@lru_cache(maxsize=256)
+def _without_boilerplate(text: str) -> str:
+    return _BOILERPLATE.sub("", text)
 
 
 def strange_words(part: Sequence[str], explained: frozenset[str]) -> int:
@@ -121,6 +128,10 @@ def is_telling(part: Sequence[str], explained: frozenset[str], visible: Sequence
         return False
     run = f" {' '.join(part)} "
     return not any(run in text for text in visible)
+
+
+def _is_word(char: str) -> bool:
+    return char.isalnum() or char == "_"
 
 
 ABSENT = HiddenTexts({}, ())
@@ -164,6 +175,11 @@ class Evidence:
     def files_text(self) -> str:
         """The workspace's text files, one after the other."""
         return "\n".join(text for _, text in self._text_files())
+
+    @cached_property
+    def visible_lower(self) -> str:
+        """Instruction, the agent's keys, its screen and the workspace, in lower case."""
+        return f"{self._task.instruction}\n{self.typed_text}\n{self.observed_text}\n{self.files_text}".lower()
 
     def _text_files(self) -> Iterator[tuple[str, str]]:
         for path, content in self._task.files.items():
@@ -230,33 +246,61 @@ class Evidence:
             alone = len([line for line in lines if line.strip()]) == 1
             for number, line in enumerate(lines, start=1):
                 atoms = list(_atoms(line))
-                pointer = alone and len(atoms) <= 3
+                pointer = alone and len(atoms) <= 3 and not set(atoms) & set(_atoms(path))
                 for atom in atoms:
                     if pointer or atom not in found:
                         found[atom] = Origin(kind=OriginKind.FILE, place=f"{path}:{number}", lone=pointer)
         return found
 
     @cached_property
-    def _hidden_atoms(self) -> dict[str, Origin]:
-        found: dict[str, Origin] = {}
-        for name, text in self._hidden.items():
-            for number, line in enumerate(text.split("\n"), start=1):
-                for atom in _atoms(line):
-                    found.setdefault(atom, Origin(kind=OriginKind.HIDDEN, place=f"{name}:{number}"))
-        return found
+    def _pointers(self) -> dict[str, Origin]:
+        """Words that are the whole content of a workspace file, unless the agent typed them first."""
+        return {
+            atom: origin
+            for atom, origin in self._files.items()
+            if origin.lone and (atom not in self._met or self._met[atom].kind is not OriginKind.OWN)
+        }
+
+    @cached_property
+    def check_ids(self) -> tuple[str, ...]:
+        """Ids of the verifier's checks that are names, not words, and that nothing visible holds."""
+        visible = f"{self._task.instruction}\n{self.typed_text}\n{self.observed_text}"
+        ids = (c.id for c in self._task.checks)
+        return tuple(i for i in ids if len(i) > 5 and re.search(r"[\W_]", i) and i not in visible)
+
+    @cached_property
+    def _hidden_lower(self) -> list[tuple[str, str]]:
+        return [(name, text.lower()) for name, text in self._hidden.items()]
+
+    def hidden_place(self, atom: str) -> str | None:
+        """Where hidden material holds the atom (lower case) as a whole word, as in "tests/test.sh:12"."""
+        for name, text in self._hidden_lower:
+            start = text.find(atom)
+            while start >= 0:
+                end = start + len(atom)
+                if not (_is_word(text[start - 1 : start]) or _is_word(text[end : end + 1])):
+                    return f"{name}:{text.count(chr(10), 0, start) + 1}"
+                start = text.find(atom, end)
+        if len(atom) > 3 and atom.isdigit() and atom[0] != "0":  # written with thousands separators there
+            return self.hidden_place(f"{int(atom):,}")
+        return None
 
     def origin(self, atom: str) -> Origin:
         """Where `atom` (lower case) comes from. Public beats everything; what was read beats what was typed later."""
         if self.is_public(atom):
             return Origin(kind=OriginKind.PUBLIC, place="instruction")
         everyday = atom in COMMON or (len(atom) == 1 and not atom.isdigit())
-        if atom in self._lone:
-            return replace(self._lone[atom], common=True) if everyday else self._lone[atom]
+        alone = self._lone.get(atom) or self._pointers.get(atom)
+        if alone:
+            return replace(alone, common=True) if everyday else alone
         if everyday:
             return Origin(kind=OriginKind.COMMON)
-        for table in (self._met, self._files, self._hidden_atoms):
-            if atom in table:
-                return table[atom]
+        found = self._met.get(atom) or self._files.get(atom)
+        if found:
+            return found
+        place = self.hidden_place(atom)
+        if place:
+            return Origin(kind=OriginKind.HIDDEN, place=place)
         if atom in self.listed:
             return Origin(kind=OriginKind.FILE, place="workspace")
         if atom in COMMON_NUMBERS:
@@ -270,9 +314,9 @@ class Evidence:
         return HiddenTexts(self._hidden, (self._task.instruction, self.typed_text, self.observed_text, self.files_text))
 
     @cached_property
-    def _observations(self) -> PassageIndex:
+    def _observations(self) -> Passages:
         turns = self._source.turns if self._source else ()
-        return PassageIndex({f"turn {t.index}": t.observation for t in turns})
+        return Passages({f"turn {t.index}": t.observation for t in turns})
 
     def copied(self, text: str) -> list[Passage]:
         """Runs of words of `text` that an observation holds and neither instruction nor own keys explain."""
@@ -288,6 +332,11 @@ class Evidence:
                 start, end = words[run.first].start, words[run.last - 1].end
                 found.append(Passage(start=start, end=end, text=text[start:end], source=run.source))
         return found
+
+    @cached_property
+    def answers(self) -> list[tuple[str, str]]:
+        """What this attempt had to find out: (normalised text, place)."""
+        return answers(self._task, self._source, self._hidden)
 
     # ------------------------------------------------------------- hidden names, words
 
@@ -316,15 +365,14 @@ class Evidence:
         origin = self._met.get(atom)
         return int(origin.place.removeprefix("turn ")) if origin and origin.kind is OriginKind.OWN else None
 
+    def is_pointer(self, atom: str) -> bool:
+        """The atom is the whole content of a workspace file."""
+        return atom in self._files and self._files[atom].lone
+
     def hidden_file_with(self, text: str) -> str | None:
         return next((name for name, body in self._hidden.items() if text in body), None)
 
     def file_place(self, atom: str) -> str | None:
         """ "fodu.ref:1" when the content of a workspace file holds the atom."""
         origin = self._files.get(atom)
-        return origin.place if origin else None
-
-    def hidden_place(self, atom: str) -> str | None:
-        """ "tests/test.sh:12" when hidden material holds the atom."""
-        origin = self._hidden_atoms.get(atom)
         return origin.place if origin else None

@@ -217,6 +217,7 @@ def _roles(command: Command, words: list[tuple[str, int, int]]) -> list[Literal]
         role = Role.REFERENCE
         if word.startswith("-") and len(word) > 1 and name not in ("echo", "printf"):
             role = Role.OPTION
+            text = text[2:] if not text.startswith("--") else text.partition("=")[2] or text  # -p1998, -f2
         elif name in ("echo", "printf"):
             text = _ESCAPE.sub(lambda m: " " * len(m.group()), _ARITHMETIC.sub(r"\1", text))
             role = Role.PAYLOAD

@@ -47,7 +47,7 @@ _TALK = (
     ),
     ("reward", re.compile(r"(?i)\b(?:reward|score)\s+(?:file|of\s+1|=\s*1)\b|\bfull\s+(?:reward|marks|score)\b")),
 )
-_TEST_ID = re.compile(r"\btest_\w{3,}")
+_TEST_ID = re.compile(r"\btest_\w{3,}|(?<![\w\-])\w+(?:-\w+){2,}(?![\w\-])")  # test_empty_input, 1-first-lines
 
 
 def secret(runbook: Runbook, context: ReviewContext) -> list[Finding]:
@@ -122,8 +122,6 @@ def verifier_talk(runbook: Runbook, context: ReviewContext) -> list[Finding]:
 
 def hidden_text(runbook: Runbook, context: ReviewContext) -> list[Finding]:
     """Runs of words of the tests or the solution that nothing visible explains, and the names of hidden tests."""
-    if not context.hidden_texts:
-        return []
     evidence = context.evidence
     found = []
     for number, line in enumerate(runbook.lines):
@@ -142,10 +140,25 @@ def hidden_text(runbook: Runbook, context: ReviewContext) -> list[Finding]:
                     source=p.source,
                 )
             )
+        for check in evidence.check_ids:
+            at = line.text.find(check)
+            if at >= 0 and not any(s <= at < e for s, e in spans):
+                spans.append((at, at + len(check)))
+                found.append(
+                    _find(
+                        Severity.HARD,
+                        "test-name",
+                        "names a hidden check",
+                        line=number,
+                        span=spans[-1],
+                        evidence=check,
+                        source="checks",
+                    )
+                )
         for m in _TEST_ID.finditer(line.text):
             place = evidence.hidden_place(m.group().lower())
             inside = any(s <= m.start() < e for s, e in spans)
-            if place and not inside and m.group() not in context.task.instruction + evidence.typed_text:
+            if place and not inside and m.group().lower() not in evidence.visible_lower:
                 found.append(
                     _find(
                         Severity.HARD,

@@ -13,6 +13,7 @@ from stages.leaks.signatures import blobs, hidden_paths
 from stages.leaks.words import COMMON, READERS
 
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1[^\n]*\n.*?(?:\n\s*\2\b|\Z)", re.DOTALL)
+_JUDGE = re.compile(r"\bassert\w*\b|\bdef test_|\btest_\w+|\breport\b|\breward\b|\bexpected\b", re.IGNORECASE)
 _PRODUCED_NAMES = frozenset({Role.PAYLOAD, Role.CREATED})
 
 
@@ -56,12 +57,15 @@ def _hidden_places(turn: Turn, public: str, evidence: Evidence) -> list[Finding]
 
 
 def _hidden_passages(turn: Turn, seen: HiddenTexts, typed: HiddenTexts) -> list[Finding]:
-    """Hidden text on the screen (the sandbox failed to hide it), or a test typed from nowhere.
+    """The verifier's code on the screen (the sandbox failed to hide it), or typed from nowhere.
 
-    Code for the same purpose resembles itself, so a run must be long here.
+    A right answer equals the expected one, and code for the same purpose resembles itself: so a run must be long and
+    must hold a word of judging.
     """
     found = []
     for p in seen.passages(turn.observation, min_words=12, min_strange=3):
+        if not _JUDGE.search(p.text):
+            continue
         found.append(
             finding(
                 LeakPart.PATTERN,
@@ -74,6 +78,8 @@ def _hidden_passages(turn: Turn, seen: HiddenTexts, typed: HiddenTexts) -> list[
             )
         )
     for p in typed.passages(turn.action, min_words=12, min_strange=4):
+        if not _JUDGE.search(p.text):
+            continue
         found.append(
             finding(
                 LeakPart.PATTERN,
@@ -96,7 +102,9 @@ def _unseen_values(turn: Turn, evidence: Evidence, context: ReviewContext, has_r
         if literal.role not in _PRODUCED_NAMES:
             continue
         for atom in atoms_of(literal.text):
-            if atom.is_number or len(atom.text) < 3 or atom.text in COMMON or evidence.is_public(atom.text):
+            if atom.is_number or len(atom.text) < 3 or evidence.is_public(atom.text):
+                continue
+            if atom.text in COMMON and not evidence.is_pointer(atom.text):
                 continue
             if evidence.typed_first(atom.text) != turn.index or atom.text in evidence.listed:
                 continue

@@ -73,7 +73,7 @@ _PLACEHOLDER = re.compile(
 
 # Harbor's and Terminal-Bench's own places: absent while the agent lives, so nothing public can name them by chance.
 _HIDDEN_PATH = re.compile(
-    r"(?<![\w.\-])(?:/|(?:\.\./)+)(?:tests|solution|oracle|verifier|logs/(?:verifier|agent))(?![\w.\-])(?:/[\w.\-/*\[\]?{},]*)?"
+    r"(?<![\w.\-])(?:/|(?:\.\./)+)(?:tests|solution|oracle|verifier|logs/verifier)(?![\w.\-])(?:/[\w.\-/*\[\]?{},]*)?"
     r"|(?<![\w\-/])(?:[\w.\-]+/)*"
     r"(?:test_outputs\.py|run[-_]tests\.sh|solve\.sh|solution\.(?:sh|ya?ml)|reward\.(?:txt|json)|ctrf\.json|parser_results\.json)\b"
 )
