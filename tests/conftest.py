@@ -14,8 +14,17 @@ import pytest
 from orchestrator.embedded import postgres
 from orchestrator.store import Store, schema
 
+FULL = "CI_FULL"  # environment variable; "1" also runs the tests marked `full`
 TEMPLATE = "rsi_template"
 _numbers = itertools.count()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get(FULL) == "1":
+        return
+    for item in items:
+        if item.get_closest_marker("full"):
+            item.add_marker(pytest.mark.skip(reason=f"long: runs with {FULL}=1"))
 
 
 @pytest.fixture(scope="session")

@@ -30,9 +30,8 @@ def add(
 
         echo "$PASSWORD" | rsi users add ci --role analyst
     """
-    from webui.auth import hash_password
-
     from orchestrator.models import Role
+    from orchestrator.passwords import hash_password
     from stages.errors import ConfigError
 
     try:
