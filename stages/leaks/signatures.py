@@ -47,7 +47,7 @@ _NAMED = (
     (
         "password",
         re.compile(
-            r"(?i)(?:\b|_)(?:pass(?:word|wd|phrase)?|pwd|secret)\b[\"']?\s*(?:=|:(?!/)|\bis\b)\s*[\"'`]?([^\s\"'`,;|&<>()]{4,})"
+            r"(?i)(?:\b|_)(?:pass(?=\s*=)|pass(?:word|wd|phrase)|pwd|secret)\b[\"']?\s*(?:=|:(?!/)|\bis\b)\s*[\"'`]?([^\s\"'`,;|&<>()]{4,})"
         ),
     ),
     (

@@ -125,6 +125,7 @@ def test_named_secrets_are_removed(text: str, value: str) -> None:
         "commit 0123456789abcdef0123",
         "token = tokenizer.next()",
         "password: required",
+        "# First pass: collect words",
         "Enter password for user:",
         "the key is in the drawer",
         "PASSWORD=$DB_PASS",
