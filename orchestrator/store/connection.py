@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError
 
 from stages.errors import ConfigError
+
+
+_REFUSED = re.compile("[\x00\ud800-\udfff]")
 
 
 def connect(url: str, *, pool_size: int = 5, max_overflow: int = 10) -> Engine:
@@ -42,14 +46,8 @@ def connect(url: str, *, pool_size: int = 5, max_overflow: int = 10) -> Engine:
 
 
 def clean_text(text: str) -> str:
-    """Text as Postgres can hold it: NUL becomes ␀, a lone surrogate becomes �. The artifact store keeps the original."""
-    if "\x00" in text:
-        text = text.replace("\x00", "␀")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        text = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-    return text
+    """Text as Postgres can hold it: NUL becomes ␀, a lone surrogate �. The artifact store keeps the original."""
+    return _REFUSED.sub(lambda found: "␀" if found[0] == "\x00" else "�", text)
 
 
 def clean_json(value: Any) -> Any:

@@ -229,7 +229,7 @@ def test_text_that_postgres_refuses_is_shown_and_kept(store: Store, stage: m.Sta
     given = replace(factories.trajectory(1), turns=(turn,), flags=("odd\x00flag",))
     persist(store, stage, AttemptFinished(phase=Phase.EXPLORE, trajectory=given))
     detail = store.trajectories.detail(given.id)
-    assert detail.turns[0].observation == "a␀b ��� é"
+    assert detail.turns[0].observation == "a␀b � é"
     assert detail.trajectory.flags == ["odd␀flag"]
     assert factories.same(store.trajectories.whole(given.id), given)
 
