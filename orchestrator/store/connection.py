@@ -15,7 +15,6 @@ from sqlalchemy.exc import ArgumentError
 
 from stages.errors import ConfigError
 
-
 _REFUSED = re.compile("[\x00\ud800-\udfff]")
 
 
