@@ -15,9 +15,11 @@ from typing import Any
 from stages.backends.sandbox import kernel
 from stages.backends.sandbox.capture import Capture
 from stages.backends.sandbox.cgroups import Cgroups, Group
+from stages.backends.sandbox.channel import Channel
+from stages.backends.sandbox.evidence import ResultWatch, find_planted
 from stages.backends.sandbox.shell import Outcome, Shell, command_line
 from stages.backends.sandbox.spawn import COMMAND_FD, REPORT_FD, Jail, Reaper
-from stages.backends.sandbox.world import AttemptWorld
+from stages.backends.sandbox.world import UNREADABLE_BASH, AttemptWorld
 
 _AGENT_ENV = {
     "HOME": "/root",
@@ -156,30 +158,37 @@ class Attempt:
     async def script(self, kind: str, timeout_s: float) -> tuple[dict[str, Any], bytes]:
         """Run `/tests/test.sh` ("tests") or `/solution/solve.sh` ("solution") in a fresh jail on the workspace.
 
-        The agent's jail is ended first, for good. Answers exit code (None: timed out), the three result files' sizes (None:
-        absent or not a plain file) and, as blob, log + results.
+        The agent's jail is ended first, for good. Answers exit code (None: timed out), the three result files' sizes (or
+        "absent", "strange") and, as blob, log + channel + results.
         """
         async with self._lock:
             await self._end_agent()
             began = time.monotonic()
-            logs_fd = self._fresh_logs()
-            capture = Capture(_LOG_BYTES)
+            planted = self._planted()
+            results_fd = self._fresh_logs()
+            capture, channel, watch = Capture(_LOG_BYTES), Channel(), ResultWatch(f"/proc/self/fd/{results_fd}")
             try:
-                code = await self._run_script(kind, timeout_s, capture)
-                results = [_read_plain(logs_fd, "verifier", name) for name in _RESULTS]
+                code = await self._run_script(kind, timeout_s, capture, channel)
+                results = [_read_plain(results_fd, name) for name in _RESULTS]
             finally:
-                os.close(logs_fd)
+                os.close(results_fd)
+                said = channel.finish()
+                rewritten = watch.finish()
             intact = tree_digest(f"{self._bundle.root}/{kind}") == self._bundle.digests[kind]
             log, _ = capture.result()
             head = {
                 "exit_code": code,
                 "log": len(log),
-                "results": {n: None if r is None else len(r) for n, r in zip(_RESULTS, results, strict=True)},
+                "channel": len(said),
+                "nonces": channel.nonces,
+                "results": {n: r if isinstance(r, str) else len(r) for n, r in zip(_RESULTS, results, strict=True)},
+                "rewritten": rewritten,
+                "planted": planted,
                 "intact": intact,
                 "oom_kills": self._group.oom_kills() if self._group else 0,
                 "duration_s": time.monotonic() - began,
             }
-            return head, b"".join((log, *(r for r in results if r is not None)))
+            return head, b"".join((log, said, *(r for r in results if isinstance(r, bytes))))
 
     async def close(self) -> None:
         self._closed = True
@@ -190,6 +199,13 @@ class Attempt:
         if self._group is not None:
             self._group.close()
             self._group = None
+
+    def _planted(self) -> list[str]:
+        """Files of the agent's making that only make sense against a verifier; reported, never judged by."""
+        given = {path for path, _, _ in self._bundle.files}
+        with self._world:
+            found = find_planted({"/ws/work": self._spec["workdir"], "/ws/home": "/root", "/ws/tmp": "/tmp"})
+        return [p for p in found if p.removeprefix(self._spec["workdir"] + "/") not in given]
 
     # ------------------------------------------------------------------ jails
 
@@ -234,7 +250,7 @@ class Attempt:
         ]  # fmt: skip
 
     def _fresh_logs(self) -> int:
-        """A new private tmpfs for /logs that no agent has ever seen; a descriptor of its root."""
+        """A new private tmpfs for /logs that no agent has ever seen; a descriptor of its folder for results."""
         with self._world:
             with contextlib.suppress(OSError):
                 kernel.umount("/vlogs")
@@ -244,9 +260,9 @@ class Attempt:
             )  # fmt: skip
             for name in ("verifier", "agent", "home", "tmp"):
                 os.mkdir(f"/vlogs/{name}")
-            return os.open("/vlogs", os.O_RDONLY | os.O_DIRECTORY)
+            return os.open("/vlogs/verifier", os.O_RDONLY | os.O_DIRECTORY)
 
-    async def _run_script(self, kind: str, timeout_s: float, capture: Capture) -> int | None:
+    async def _run_script(self, kind: str, timeout_s: float, capture: Capture, channel: Channel) -> int | None:
         loop = asyncio.get_running_loop()
         out_r, out_w = os.pipe()
         os.set_blocking(out_r, False)
@@ -260,15 +276,17 @@ class Attempt:
                 self._reaper,
                 self._world,
                 options,
-                ["/bin/bash", "--noprofile", "--norc", f"/{kind}/{name}"],
+                [UNREADABLE_BASH, "--noprofile", "--norc", f"/{kind}/{name}"],
                 uid=self._uid,
                 env=_SCRIPT_ENV,
                 output_fd=out_w,
                 seccomp_fd=self._filters[False],
+                fds=channel.fds,
                 cgroup_procs=self._group.procs if self._group else (),
             )
         finally:
             os.close(out_w)
+            channel.started()
 
         def read() -> None:
             try:
@@ -295,22 +313,18 @@ class Attempt:
         return code
 
 
-def _read_plain(root_fd: int, folder: str, name: str) -> bytes | None:
-    """A regular file's content, at most 4 MiB, following no link and waiting for no FIFO; None when it is anything else."""
-    try:
-        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=root_fd)
-    except OSError:
-        return None
+def _read_plain(folder_fd: int, name: str) -> bytes | str:
+    """A regular file's content, at most 4 MiB, following no link and waiting for no FIFO; else "absent" or "strange"."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder_fd)
+    except FileNotFoundError:
+        return "absent"
     except OSError:
-        return None
-    finally:
-        os.close(folder_fd)
+        return "strange"
     try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_size > _MAX_RESULT_BYTES:
-            return None
+            return "strange"
         return os.read(fd, _MAX_RESULT_BYTES)
     finally:
         os.close(fd)

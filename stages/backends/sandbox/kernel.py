@@ -70,6 +70,17 @@ def die_with_parent(signal_number: int) -> None:
     _check(_libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal_number), 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
 
 
+def inotify(path: str, mask: int) -> int:
+    """A non-blocking inotify descriptor that watches `path`."""
+    fd = int(_libc.inotify_init1(ctypes.c_int(os.O_NONBLOCK | os.O_CLOEXEC)))
+    _check(0 if fd >= 0 else -1, "inotify_init1")
+    watch = int(_libc.inotify_add_watch(ctypes.c_int(fd), path.encode(), ctypes.c_uint32(mask)))
+    if watch < 0:
+        os.close(fd)
+        _check(-1, f"inotify_add_watch {path}")
+    return fd
+
+
 def become(uid: int) -> None:
     """Give up root for good; the process may still write its own uid_map (it stays dumpable)."""
     os.setgroups([])

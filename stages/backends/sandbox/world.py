@@ -21,6 +21,7 @@ from typing import Any
 
 from stages.backends.sandbox import kernel
 
+UNREADABLE_BASH = "/opt/rsi/bin/bash-verifier"
 _USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC_COPIED = (
     "ld.so.cache",
@@ -87,8 +88,15 @@ def build_root(config: dict[str, Any]) -> None:
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     root = "/tmp"  # any existing directory: the mount is ours alone and becomes "/"
     copies = {target: _read_tree(source) for target, source in config["copy"].items()}
-    # opened before /tmp is covered: a source may lie below it
-    binds = {target: os.open(source, os.O_PATH | os.O_DIRECTORY) for target, source in config["bind"].items()}
+    tools, bash = config["tools"], Path("/bin/bash").read_bytes()
+    binds, links = {}, dict(tools["links"])
+    for name, source in tools["binds"].items():  # opened before /tmp is covered: a source may lie below it
+        try:
+            binds[name] = os.open(source, os.O_PATH | os.O_DIRECTORY)
+        except OSError:  # an interpreter in a folder that this user may not enter
+            if name != "python":
+                continue
+            links = {k: v for k, v in links.items() if not k.startswith("ld/")} | {"interpreter": "/usr/bin/python3"}
     kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1g,mode=0755")
     for name in ("usr", "etc", "dev", "proc", "opt/bwrap", "opt/rsi", "store", "ws", "vlogs", "tmp"):
         os.makedirs(f"{root}/{name}")
@@ -105,10 +113,17 @@ def build_root(config: dict[str, Any]) -> None:
         kernel.mount(f"/dev/{name}", f"{root}/dev/{name}", None, kernel.MS_BIND)
     for target, tree in copies.items():
         _write_tree(f"{root}/{target}", tree)
-    for target, fd in binds.items():
-        os.makedirs(f"{root}/{target}", exist_ok=True)
-        _bind(f"/proc/self/fd/{fd}", f"{root}/{target}")
+    for name, fd in binds.items():
+        os.makedirs(f"{root}/opt/rsi/{name}")
+        _bind(f"/proc/self/fd/{fd}", f"{root}/opt/rsi/{name}")
         os.close(fd)
+    _write_tree(f"{root}/opt/rsi", {n: (0o755, t.encode()) for n, t in tools["texts"].items()})
+    for name, target in links.items():
+        os.makedirs(os.path.dirname(f"{root}/opt/rsi/{name}"), exist_ok=True)
+        os.symlink(target, f"{root}/opt/rsi/{name}")
+    # a program that its user cannot read is not dumpable: no process of the jail can trace it or open its /proc/PID/mem
+    Path(f"{root}{UNREADABLE_BASH}").write_bytes(bash)
+    os.chmod(f"{root}{UNREADABLE_BASH}", 0o111)  # noqa: S103
     kernel.mount("proc", f"{root}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     kernel.pivot_root(root)
 

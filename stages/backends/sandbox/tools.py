@@ -1,0 +1,54 @@
+"""What verifiers get on a read-only mount at /opt/rsi: this interpreter, pytest, our reporter, a bash nobody can trace.
+
+Decided in the training process, done by the host (`world.build_root`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = (
+    "pytest",
+    "_pytest",
+    "pluggy",
+    "iniconfig",
+    "packaging",
+    "pygments",
+    "exceptiongroup",
+    "tomli",
+    "typing_extensions",
+)
+_COMMANDS = {"python3": "python3.sh", "python": "python3.sh", "pytest": "pytest.sh", "uvx": "uvx.sh"}
+_HERE = Path(__file__).parent / "verifier_tools"
+
+
+def world_config() -> dict[str, Any]:
+    """`texts`, `binds` and `links` below /opt/rsi for the host's start-up message."""
+    texts = {f"bin/{name}": (_HERE / file).read_text() for name, file in _COMMANDS.items()}
+    texts["lib/rsi_pytest.py"] = (_HERE / "rsi_pytest.py").read_text()
+    binds: dict[str, str] = {}
+    for name in _PACKAGES:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            continue  # older interpreters need some of them, newer ones none
+        if spec.submodule_search_locations:
+            binds[f"lib/{name}"] = str(Path(spec.origin).parent)
+        else:
+            texts[f"lib/{name}.py"] = Path(spec.origin).read_text()
+    links: dict[str, str] = {}
+    prefix = os.path.realpath(sys.base_prefix)
+    executable = f"bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    if prefix != "/usr" and os.path.exists(f"{prefix}/{executable}"):
+        binds["python"] = prefix
+        links["interpreter"] = f"/opt/rsi/python/{executable}"
+        library = sysconfig.get_config_var("INSTSONAME")
+        if sysconfig.get_config_var("Py_ENABLE_SHARED") and library:
+            links[f"ld/{library}"] = f"/opt/rsi/python/lib/{library}"
+    else:
+        links["interpreter"] = f"/usr/{executable}"
+    return {"texts": texts, "binds": binds, "links": links}

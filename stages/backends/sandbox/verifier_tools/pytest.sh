@@ -1,0 +1,2 @@
+#!/bin/bash
+exec /opt/rsi/bin/python3 -m pytest "$@"
