@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models
-from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from stages.backends.learner.torch_learner import TorchLearner
 from stages.backends.protocols import TrainSequence
@@ -110,3 +111,28 @@ def random_batch(n: int = 7, seed: int = 0, shortest: int = 9, longest: int = 40
             )
         )
     return batch
+
+
+def float32_sampler(folder: Path, batch: list[TrainSequence]) -> list[TrainSequence]:
+    """What a float32 sampler returns for these ids: log-probs and the experts of every layer and token."""
+    model = AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
+    top_k, out = model.config.num_experts_per_tok, []
+    for seq in batch:
+        ids = torch.from_numpy(seq.tokens.astype(np.int64))[None]
+        with torch.no_grad():
+            answer = model(input_ids=ids, output_router_logits=True)
+        log_probs = torch.log_softmax(answer.logits[0, :-1], -1).gather(1, ids[0, 1:, None])[:, 0].numpy()
+        routes = torch.stack([layer.topk(top_k, -1).indices for layer in answer.router_logits], 1)[:-1]
+        out.append(
+            replace(
+                seq,
+                rollout_log_probs=np.concatenate([[np.float32(0)], log_probs]),
+                rollout_routed_experts=routes.numpy().astype(np.int32),
+            )
+        )
+    return out
+
+
+@pytest.fixture
+def sampled() -> Callable[[Path, list[TrainSequence]], list[TrainSequence]]:
+    return float32_sampler

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from stages.backends.learner.torch_learner import TorchLearner
 from stages.backends.protocols import OptimConfig, TrainSequence
@@ -17,27 +16,8 @@ from stages.errors import BatchError
 
 Make = Callable[..., TorchLearner]
 Batch = Callable[..., list[TrainSequence]]
+Sampled = Callable[[Path, list[TrainSequence]], list[TrainSequence]]
 CLIP = {"eps_clip": 0.3, "eps_clip_high": 5.0}
-
-
-def sampled(folder: Path, batch: list[TrainSequence]) -> list[TrainSequence]:
-    """What a float32 sampler returns for these ids: log-probs and the experts of every layer and token."""
-    model = AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
-    top_k, out = model.config.num_experts_per_tok, []
-    for seq in batch:
-        ids = torch.from_numpy(seq.tokens.astype(np.int64))[None]
-        with torch.no_grad():
-            answer = model(input_ids=ids, output_router_logits=True)
-        log_probs = torch.log_softmax(answer.logits[0, :-1], -1).gather(1, ids[0, 1:, None])[:, 0].numpy()
-        routes = torch.stack([layer.topk(top_k, -1).indices for layer in answer.router_logits], 1)[:-1]
-        out.append(
-            replace(
-                seq,
-                rollout_log_probs=np.concatenate([[np.float32(0)], log_probs]),
-                rollout_routed_experts=routes.numpy().astype(np.int32),
-            )
-        )
-    return out
 
 
 def ready(learner: TorchLearner, folder: Path) -> TorchLearner:
@@ -46,7 +26,9 @@ def ready(learner: TorchLearner, folder: Path) -> TorchLearner:
     return learner
 
 
-def test_replaying_the_live_choice_changes_nothing_in_float32(moe_dir: Path, make_learner: Make, make_batch: Batch):
+def test_replaying_the_live_choice_changes_nothing_in_float32(
+    moe_dir: Path, make_learner: Make, make_batch: Batch, sampled: Sampled
+):
     batch = sampled(moe_dir, make_batch(6))
     m = ready(make_learner(), moe_dir).actor_step(batch, **CLIP)
     assert m["train/train_rollout_logprob_abs_diff"] <= 1e-5
@@ -54,7 +36,9 @@ def test_replaying_the_live_choice_changes_nothing_in_float32(moe_dir: Path, mak
     assert m["train/route_flip_share"] == 0.0
 
 
-def test_forced_routes_change_the_loss_and_train_the_router(moe_dir: Path, make_learner: Make, make_batch: Batch):
+def test_forced_routes_change_the_loss_and_train_the_router(
+    moe_dir: Path, make_learner: Make, make_batch: Batch, sampled: Sampled
+):
     batch = sampled(moe_dir, make_batch(6))
     forced = [
         replace(s, rollout_routed_experts=np.broadcast_to(np.int32([0, 1]), s.rollout_routed_experts.shape))
@@ -76,7 +60,9 @@ def test_forced_routes_change_the_loss_and_train_the_router(moe_dir: Path, make_
             assert torch.equal(after[k][2:], before[k][2:])  # experts 2 and 3 saw no token
 
 
-def test_replay_survives_recomputation_and_micro_batching(moe_dir: Path, make_learner: Make, make_batch: Batch):
+def test_replay_survives_recomputation_and_micro_batching(
+    moe_dir: Path, make_learner: Make, make_batch: Batch, sampled: Sampled
+):
     forced = [
         replace(s, rollout_routed_experts=np.broadcast_to(np.int32([2, 0]), s.rollout_routed_experts.shape))
         for s in sampled(moe_dir, make_batch(6))
@@ -90,7 +76,9 @@ def test_replay_survives_recomputation_and_micro_batching(moe_dir: Path, make_le
         assert other["train/pg_loss"] == pytest.approx(results[0]["train/pg_loss"], rel=1e-5)
 
 
-def test_sequences_without_routes_are_routed_live(moe_dir: Path, make_learner: Make, make_batch: Batch):
+def test_sequences_without_routes_are_routed_live(
+    moe_dir: Path, make_learner: Make, make_batch: Batch, sampled: Sampled
+):
     batch = sampled(moe_dir, make_batch(6))
     half = [replace(s, rollout_routed_experts=None) if i % 2 else s for i, s in enumerate(batch)]
     learner = ready(make_learner(), moe_dir)
@@ -119,7 +107,9 @@ def test_routes_of_another_model_are_refused(
         ready(make_learner(), moe_dir).actor_step(bad, **CLIP)
 
 
-def test_replay_lowers_the_paired_gap_of_a_bf16_learner(wide_moe_dir: Path, make_learner: Make, make_batch: Batch):
+def test_replay_lowers_the_paired_gap_of_a_bf16_learner(
+    wide_moe_dir: Path, make_learner: Make, make_batch: Batch, sampled: Sampled
+):
     """Sampler in float32, learner in bfloat16, the same weights (spec §6.3)."""
     batch = sampled(wide_moe_dir, make_batch(180, longest=96))
     masked = [s.loss_mask for s in batch]

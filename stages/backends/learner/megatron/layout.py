@@ -60,6 +60,7 @@ class Layout:
             ("layers", config.num_hidden_layers, self.pipeline),
             ("experts", experts, self.expert),
             ("feed-forward width", config.intermediate_size, self.tensor),
+            ("vocabulary rows", 128, self.tensor),  # weights.VOCAB_MULTIPLE
         ):
             if total % ways:
                 raise ConfigError(f"layout {self}: {total} {what} cannot be divided by {ways}")

@@ -82,7 +82,9 @@ class MegatronLearner:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+        if error is None or isinstance(error, (RsiError, KeyboardInterrupt)):
+            self.close()
+        # after any other error the group may be stuck in a collective: leaving ends this rank, and torchrun the others
 
     def close(self) -> None:
         """Sends the followers home. Idempotent."""

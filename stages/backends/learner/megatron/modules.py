@@ -155,6 +155,7 @@ def whole_hidden(model: Backbone, hidden_s1H: torch.Tensor, *, vocabulary: bool)
     `vocabulary`: the head's output is split over tensor-parallel ranks, so gradients of the copies are summed.
     """
     group = mpu.get_tensor_model_parallel_group()
+    hidden_s1H = hidden_s1H.to(model.config.params_dtype)  # core hands the last stage's output over in float32
     if model.config.sequence_parallel:
         hidden = gather_from_sequence_parallel_region(hidden_s1H, tensor_parallel_output_grad=vocabulary, group=group)
     else:

@@ -22,6 +22,7 @@ from stages.backends.learner.megatron.modules import Backbone
 from stages.errors import ModelError
 
 Tensors = list[torch.Tensor]
+VOCAB_MULTIPLE = 128  # every tensor-parallel size must divide it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,14 +156,13 @@ ONE: dict[str, object] = {"join": lambda ts: ts[0], "split": lambda t: [t]}
 
 
 def _pad_rows(t: torch.Tensor) -> torch.Tensor:
-    """Vocabulary rows to a multiple of TP; the added rows are zero and never sampled (`scores.OUT_OF_VOCABULARY`)."""
-    ways = mpu.get_tensor_model_parallel_world_size()
-    return nn.functional.pad(t, (0, 0, 0, -len(t) % ways))
+    """The added vocabulary rows are zero and never sampled (`scores.OUT_OF_VOCABULARY`)."""
+    return nn.functional.pad(t, (0, 0, 0, padded_vocab(len(t)) - len(t)))
 
 
 def padded_vocab(vocab_size: int) -> int:
-    ways = mpu.get_tensor_model_parallel_world_size()
-    return -(-vocab_size // ways) * ways
+    """The same for every layout: core's checkpoints corrupt moments when the padding differs between two of them."""
+    return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
 def _cut(p: Piece) -> tuple[int, int, dist.ProcessGroup]:
@@ -197,8 +197,16 @@ def load(model: Backbone, reader: Reader, *, vocab_size: int) -> None:
 
 
 @torch.no_grad()
-def export(model: Backbone, *, vocab_size: int, prefix: str) -> dict[str, torch.Tensor]:
+def export(
+    model: Backbone,
+    *,
+    vocab_size: int,
+    prefix: str,
+    read: Callable[[nn.Parameter], torch.Tensor] = lambda p: p,
+) -> dict[str, torch.Tensor]:
     """The Hugging Face tensors that this rank must write; collective over tensor-parallel groups.
+
+    read: what to take of each parameter: its value, or a tensor of the same shape that belongs to it (a gradient).
 
     Each tensor comes from exactly one rank of the world: the first of every group that holds the same.
     """
@@ -207,7 +215,7 @@ def export(model: Backbone, *, vocab_size: int, prefix: str) -> dict[str, torch.
     out: dict[str, torch.Tensor] = {}
     for p in pieces(model, vocab_size=vocab_size):
         ways, _, group = _cut(p)
-        whole = p.parameter.detach()
+        whole = read(p.parameter).detach()
         if p.dim is not None and ways > 1:
             cuts = [torch.empty_like(whole) for _ in range(ways)]
             dist.all_gather(cuts, whole.contiguous(), group=group)
