@@ -42,9 +42,9 @@ def doctor(
         rows.append(row)
         if json:
             continue
-        out.print(Text.assemble((f"{row.level:<5}", colours[row.level]), f"{row.name:<28} {row.found}"))
+        out.print(Text.assemble((f"{row.level:<5}", colours[row.level]), f"{row.name:<42} {row.found}"))
         if row.advice:
-            out.print(f"     {'':<28} → {row.advice}")
+            out.print(f"     {'':<42} → {row.advice}")
     failed = sum(row.level is Level.FAIL for row in rows)
     warned = sum(row.level is Level.WARN for row in rows)
     if json:
