@@ -44,7 +44,8 @@ def evaluate(
     own = replace(ctx, seed=(ctx.seed[0], "evaluate", suite.digest, "" if phase is Phase.VALIDATE else checkpoint))
     done: list[Trajectory] = yield from _maybe_kept(own, phase, tasks, config, keep_attempts)
     result = _score(suite, checkpoint, config, done, ctx)
-    yield result
+    if phase is not Phase.VALIDATE:  # a candidate's score stands in its selection; it is no reported evaluation
+        yield result
     yield PhaseDone(phase=phase, facts={"suite": suite.name, "passed": result.passed, "attempts": result.attempts})
     return result
 

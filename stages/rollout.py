@@ -28,6 +28,7 @@ from stages.harness.shell import ShellHarness
 from stages.seeds import derive_id, derive_seed
 from stages.tokens import Ledger, count_drift
 
+SPAWNS = 16  # sandboxes being started, or verified, at one moment: more only makes each of them late
 LIVENESS_GRACE_S = 60.0  # on top of a task's own time limits: a stuck sandbox never stalls a wave
 
 
@@ -119,6 +120,7 @@ class _WaveRunner:
         self._sampler, self._sandboxes = backends.sampler, backends.sandbox
         self._chat, self._config, self._sampling, self._seed = chat, config, sampling, seed
         self._namespace = namespace
+        self._spawning = asyncio.Semaphore(SPAWNS)
         self._harness = ShellHarness(observation_chars=config.observation_chars)
 
     async def run(self, specs: Sequence[AttemptSpec]) -> list[Trajectory]:
@@ -148,12 +150,13 @@ class _WaveRunner:
         )
 
     async def _open(self, attempt: _Attempt) -> None:
-        started = time.monotonic()
-        try:
-            attempt.sandbox = await self._sandboxes.open(attempt.spec.task)
-        except SandboxError as error:
-            attempt.end, attempt.error = EndReason.ERROR, str(error)
-        attempt.sandbox_s += time.monotonic() - started
+        async with self._spawning:
+            started = time.monotonic()
+            try:
+                attempt.sandbox = await self._sandboxes.open(attempt.spec.task)
+            except SandboxError as error:
+                attempt.end, attempt.error = EndReason.ERROR, str(error)
+            attempt.sandbox_s += time.monotonic() - started
 
     async def _sample(self, live: list[_Attempt]) -> list[str | None]:
         """One reply each; None where the attempt ended instead."""
@@ -249,14 +252,15 @@ class _WaveRunner:
             return VerifierReport(verdict=Verdict.NONE)
         if attempt.end is EndReason.ERROR or attempt.sandbox is None:
             return VerifierReport(verdict=Verdict.INFRA_ERROR, log=attempt.error)
-        started = time.monotonic()
         limit = attempt.spec.task.verifier_timeout_s + LIVENESS_GRACE_S
-        try:
-            report = await asyncio.wait_for(attempt.sandbox.verify(), limit)
-        except (SandboxError, TimeoutError) as error:
-            return VerifierReport(verdict=Verdict.INFRA_ERROR, log=str(error) or "the verifier did not answer")
-        attempt.sandbox_s += time.monotonic() - started
-        await attempt.sandbox.close()
+        async with self._spawning:
+            started = time.monotonic()
+            try:
+                report = await asyncio.wait_for(attempt.sandbox.verify(), limit)
+            except (SandboxError, TimeoutError) as error:
+                return VerifierReport(verdict=Verdict.INFRA_ERROR, log=str(error) or "the verifier did not answer")
+            attempt.sandbox_s += time.monotonic() - started
+            await attempt.sandbox.close()
         return report
 
     def _trajectory(self, attempt: _Attempt, report: VerifierReport) -> Trajectory:
@@ -264,6 +268,7 @@ class _WaveRunner:
         trajectory = Trajectory(
             id=attempt.id,
             task_id=task.id,
+            suite=task.suite,
             family=task.family,
             stratum=task.stratum,
             attempt=attempt.spec.attempt,

@@ -43,7 +43,7 @@ done
 """
 _MAX_REPORT_BYTES = 4 << 20
 _CHUNK = 1 << 18
-_TERM_GRACE_S, _KILL_GRACE_S, _RESTORE_S = 0.3, 1.0, 5.0
+_TERM_GRACE_S, _KILL_GRACE_S, _RESTORE_S = 0.3, 1.0, 30.0
 
 
 @dataclass(frozen=True, slots=True)
