@@ -12,17 +12,18 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from stages.backends.protocols import GenerateAnswer, GenerateRequest
 from stages.backends.sampler.anymodel import TransformersDecoder
 from stages.backends.sampler.engine import ROWS_PER_BLOCK, CachedDecoder
+from stages.backends.sampler.folder import read_config, require_tokenizer
 from stages.backends.sampler.wave import run_wave
-from stages.backends.sampler.weights import is_fast, load_qwen3, read_config, require_tokenizer
+from stages.backends.sampler.weights import is_fast, load_qwen3
+from stages.backends.sampler.wire import EXPERT_COUNTS, check_requests, to_sglang
 from stages.errors import ModelError, SamplerError
-
-EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 class EmbeddedSampler:
@@ -103,22 +104,20 @@ class EmbeddedSampler:
 
     def check(self, requests: Sequence[GenerateRequest]) -> None:
         """Raises SamplerError naming the request, the value and what is allowed."""
-        rids = [r.rid for r in requests]
-        if len(set(rids)) != len(rids):
-            twice = sorted({r for r in rids if rids.count(r) > 1})
+        check_requests(requests, self.vocab_size, self.context_len)
+        if any(r.return_routed_experts for r in requests) and not self.is_moe and self._has_experts():
             raise SamplerError(
-                f"request ids appear twice in one wave: {', '.join(twice[:5])}; give every request its own"
+                f"{self._config.model_type}: routed experts of this mixture-of-experts model are not available from the"
+                " embedded sampler; use SGLang, or switch rollout routing replay off"
             )
-        for r in requests:
-            _check_request(r, self.vocab_size, self.context_len)
-            if r.return_routed_experts and self._decoder.routed_shape is None and self._has_experts():
-                raise SamplerError(
-                    f"{self._config.model_type}: routed experts of this mixture-of-experts model are not available from the"
-                    " embedded sampler; use SGLang, or switch rollout routing replay off"
-                )
+
+    @staticmethod
+    def to_sglang(answer: GenerateAnswer, *, text: str | None = None, e2e_latency_s: float = 0.0) -> dict[str, Any]:
+        """An answer with the names, shapes and nulls of a real SGLang answer."""
+        return to_sglang(answer, text=text, e2e_latency_s=e2e_latency_s)
 
     def _has_experts(self) -> bool:
-        return any(getattr(self._config, name, 0) for name in EXPERT_FIELDS)
+        return any(getattr(self._config, name, 0) for name in EXPERT_COUNTS)
 
     def _update(self, model_path: Path, weight_version: str) -> None:
         config = read_config(model_path)
@@ -137,28 +136,3 @@ class EmbeddedSampler:
 
     async def _submit(self, job: Callable[[], None]) -> None:
         await asyncio.wrap_future(self._worker.submit(job))
-
-
-def _check_request(request: GenerateRequest, vocab_size: int, context_len: int) -> None:
-    ids, p, who = request.input_ids, request.sampling_params, f"request {request.rid}"
-    if len(ids) == 0:
-        raise SamplerError(f"{who}: input_ids is empty; a prompt needs at least one token")
-    if not (min(ids) >= 0 and max(ids) < vocab_size):
-        bad = next(i for i in ids if not 0 <= i < vocab_size)
-        raise SamplerError(
-            f"{who}: token id {bad} is outside the vocabulary [0, {vocab_size}); is this the model's tokenizer?"
-        )
-    if p.max_new_tokens < 0 or p.temperature < 0 or not 0 < p.top_p <= 1 or not (p.top_k == -1 or p.top_k >= 1):
-        raise SamplerError(
-            f"{who}: max_new_tokens={p.max_new_tokens}, temperature={p.temperature}, top_p={p.top_p}, top_k={p.top_k};"
-            " needed: max_new_tokens >= 0, temperature >= 0, 0 < top_p <= 1, top_k = -1 or >= 1"
-        )
-    if len(ids) + p.max_new_tokens > context_len:
-        raise SamplerError(
-            f"{who}: {len(ids)} prompt tokens + {p.max_new_tokens} new tokens exceed the context of {context_len};"
-            " shorten the prompt or max_new_tokens"
-        )
-    if not 0 <= request.routed_experts_start_len <= len(ids):
-        raise SamplerError(
-            f"{who}: routed_experts_start_len={request.routed_experts_start_len} is outside [0, {len(ids)}]"
-        )

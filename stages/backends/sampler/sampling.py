@@ -17,8 +17,7 @@ import numpy as np
 import torch
 
 from stages.backends.protocols import SamplingParams
-
-GREEDY_BELOW = 1e-6  # SGLang's rule: a temperature under this is greedy, log-probs are then those of T = 1
+from stages.backends.sampler.wire import GREEDY_BELOW
 
 
 def uniforms(seeds: np.ndarray, start: int, count: int) -> np.ndarray:

@@ -13,7 +13,8 @@ import torch
 
 from stages.backends.protocols import GenerateAnswer, GenerateRequest
 from stages.backends.sampler.engine import Block
-from stages.backends.sampler.sampling import GREEDY_BELOW, RowParams, choose, uniforms
+from stages.backends.sampler.sampling import RowParams, choose, uniforms
+from stages.backends.sampler.wire import GREEDY_BELOW, is_truncated
 from stages.errors import SamplerError
 
 COMPACT_BELOW = 7 / 8  # living share of a block under which finished rows are dropped
@@ -136,9 +137,8 @@ def _answers(
         decoder.close(request.rid, np.concatenate([prompt, ids[:-1]]))
         routed = None
         if request.return_routed_experts:
-            end = len(prompt) + max(n - 1, 0) if n else len(prompt)
-            routed = decoder.routed_experts(request.rid, request.routed_experts_start_len, end)
-        truncated = p.top_p < 1 or p.top_k > 0 or p.temperature < GREEDY_BELOW
+            routed = decoder.routed_experts(request.rid, request.routed_experts_start_len, len(prompt) + n - 1)
+        truncated = is_truncated(request) or p.temperature < GREEDY_BELOW
         answers.append(
             (
                 int(index),
