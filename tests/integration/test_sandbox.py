@@ -302,7 +302,7 @@ def test_nothing_is_left_after_close(machine: Machine, tmp_path: Path) -> None:
             box.verify()
     _wait_for_no_sandboxes(machine)
     assert Path("/proc/self/mountinfo").read_text() == mounts
-    assert _cgroups_of_attempts() == []
+    assert _cgroups_of_attempts(machine) == []
 
 
 def test_unusable_tasks_are_named(machine: Machine, tmp_path: Path) -> None:
@@ -403,5 +403,6 @@ def _wait_for_no_sandboxes(machine: Machine) -> None:
     assert len(processes_below(guard)) == 1  # the host alone
 
 
-def _cgroups_of_attempts() -> list[str]:
-    return [str(p) for p in Path("/sys/fs/cgroup").glob("**/rsi-a[0-9]*")]
+def _cgroups_of_attempts(machine: Machine) -> list[str]:
+    guard = machine.backend.host_pid  # type: ignore[attr-defined]
+    return [str(p) for p in Path("/sys/fs/cgroup").glob(f"**/rsi-{guard}-*/rsi-a*")]

@@ -38,6 +38,8 @@ class Host:
         self._attempts: dict[str, Attempt] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._done = asyncio.Event()
+        # starting jails and running verifiers is work for the processors: beyond a few each they only run into time limits
+        self._busy = asyncio.Semaphore(4 * (os.cpu_count() or 1))
         self._send_lock = asyncio.Lock()
 
     async def serve(self, ends: list[int]) -> None:
@@ -104,7 +106,8 @@ class Host:
             )
             self._attempts[head["sid"]] = attempt
             try:
-                await attempt.open()
+                async with self._busy:
+                    await attempt.open()
             except BaseException:
                 await self._close(head["sid"])
                 raise
@@ -123,7 +126,8 @@ class Host:
                 "duration_s": outcome.duration_s,
             }, outcome.output
         if op == "script":
-            return await attempt.script(head["kind"], head["timeout_s"])
+            async with self._busy:
+                return await attempt.script(head["kind"], head["timeout_s"])
         raise ValueError(f"unknown operation {op!r}")
 
     async def _close(self, sid: str) -> None:
