@@ -89,7 +89,7 @@ def check_records(store: Store, cycle_id: int) -> None:
     for name in ("RPR-1", "RPR-2"):
         calibration = store.metrics.steps(stages[name].id, Phase.CALIBRATE)
         assert sorted(calibration) == [1, 2, 3, 4]
-        assert all("actor/loss" not in step and "critic/loss" in step for step in calibration.values())
+        assert all("train/pg_loss" not in step and "critic/value_loss" in step for step in calibration.values())
         joint = store.metrics.steps(stages[name].id, Phase.JOINT)
         assert sorted(joint) == [1, 2]
         for step in joint.values():
