@@ -20,7 +20,8 @@ def shape(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: shape(v) for k, v in value.items()}
     if isinstance(value, list):
-        return [s for i, s in enumerate(shapes := [shape(v) for v in value]) if s not in shapes[:i]]
+        shapes = [shape(v) for v in value]
+        return [s for i, s in enumerate(shapes) if s not in shapes[:i]]
     return type(value).__name__
 
 

@@ -72,6 +72,14 @@ class EmbeddedSampler:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="sampler", initializer=start)
 
     @property
+    def model_type(self) -> str:
+        return str(self._config.model_type)
+
+    @property
+    def architectures(self) -> list[str]:
+        return list(self._config.architectures or ())
+
+    @property
     def is_moe(self) -> bool:
         """True when `return_routed_experts` brings routes."""
         return self._decoder.routed_shape is not None
