@@ -33,7 +33,7 @@ def shared_builders():
 
 def replay_gap(learner, folder: Path, build) -> np.ndarray:
     """|log π_train − log π_infer| of every masked token: float32 sampler, this learner, the same weights (spec §6.3)."""
-    batch = build.float32_sampler(folder, build.random_batch(120, seed=11, longest=96))
+    batch = build.float32_sampler(folder, build.random_batch(220, seed=11, longest=96))
     learner.load(folder, None)
     found = learner.log_probs(batch)
     return np.concatenate([np.abs(f - s.rollout_log_probs)[s.loss_mask] for f, s in zip(found, batch, strict=True)])
@@ -244,6 +244,12 @@ def main() -> None:
                         learner.restore(work / part.removeprefix("resume:"))
                         found["next"] = learner.critic_step(data[6], value_clip=4.0)["critic/grad_norm"]
                         found["next_actor"] = learner.actor_step(data[6], **CLIP)["actor/grad_norm"]
+                    elif part == "unsaved":  # every rank learns that rank 0 could not write, and none waits for ever
+                        try:
+                            learner.save(Path(sys.argv[1]) / "below-a-file")
+                        except RsiError as e:
+                            found["unsaved"] = str(e)
+                        found["after"] = float(np.abs(np.concatenate(learner.values(data[6]))).max())
                     elif part == "gap":
                         found["gap"] = replay_gap(learner, folder, build).tolist()
                     elif part == "frozen":

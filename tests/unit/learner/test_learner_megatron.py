@@ -23,7 +23,6 @@ full = pytest.mark.skipif(os.environ.get("CI_FULL") != "1", reason="long; runs w
 HERE = Path(__file__).parent
 MOE_LAYOUTS = {
     "EP2": {"expert": 2},
-    "TP2+SP": {"tensor": 2, "sequence_parallel": True},
     "TP2+SP+EP2": {"tensor": 2, "sequence_parallel": True, "expert": 2},
     "TP2+SP+ETP2": {"tensor": 2, "sequence_parallel": True, "expert_tensor": 2},
     "PP2": {"pipeline": 2},
@@ -132,7 +131,7 @@ def test_every_layout_makes_the_torch_learners_step(tiny_dir: Path, moe_dir: Pat
             "layout": {"pipeline": 2, **sharded},
             "parts": ["step", "next", "frozen"],
         },
-        {"name": "load DP2", "model": "dense", "layout": sharded, "parts": ["resume:save PP2"]},
+        {"name": "load DP2", "model": "dense", "layout": sharded, "parts": ["resume:save PP2", "unsaved"]},
         {
             "name": "load TP2",
             "model": "dense",
@@ -156,6 +155,7 @@ def test_every_layout_makes_the_torch_learners_step(tiny_dir: Path, moe_dir: Pat
     refused = [
         {"name": "dense EP2", "model": "dense", "layout": {"expert": 2}, "parts": ["step"]},
         {"name": "moe TP2 without SP", "model": "moe", "layout": {"tensor": 2}, "parts": ["step"]},
+        {"name": "moe ETP1", "model": "moe", "layout": {"tensor": 2, "sequence_parallel": True}, "parts": ["step"]},
     ]
     folders = {"dense": tiny_dir, "moe": moe_dir, "wide": wide_moe_dir}
     found = run(2, dense + moe + gradients + saved + bf16 + refused, folders, tmp_path, 900)
@@ -171,12 +171,15 @@ def test_every_layout_makes_the_torch_learners_step(tiny_dir: Path, moe_dir: Pat
         for other in others:
             for which in ("next", "next_actor"):
                 assert found[other][which] == pytest.approx(found[source][which], rel=1e-4)
+    assert "was not written" in found["load DP2"]["unsaved"]
+    assert found["load DP2"]["after"] > 0
     assert "cannot be loaded with EP1" in found["load EP1"]["refused"]
     without, replayed = (np.array(found[f"bf16 {r}"]["gap"]) for r in (False, True))
     paired = without - replayed
     assert paired.mean() > 3 * paired.std() / np.sqrt(len(paired))
     assert "no experts to spread" in found["dense EP2"]["refused"]
     assert "needs sequence_parallel" in found["moe TP2 without SP"]["refused"]
+    assert "expert_tensor must equal tensor" in found["moe ETP1"]["refused"]  # else wrong gradients, silently
 
 
 def test_a_command_survives_the_wire():

@@ -111,10 +111,9 @@ def test_replay_lowers_the_paired_gap_of_a_bf16_learner(
     wide_moe_dir: Path, make_learner: Make, make_batch: Batch, sampled: Sampled
 ):
     """Sampler in float32, learner in bfloat16, the same weights (spec §6.3)."""
-    batch = sampled(wide_moe_dir, make_batch(180, longest=96))
+    batch = sampled(wide_moe_dir, make_batch(220, longest=96))
     masked = [s.loss_mask for s in batch]
-    assert sum(int(m.sum()) for m in masked) >= 4000
-    assert sum(len(s.tokens) for s in batch) >= 5000
+    assert sum(int(m.sum()) for m in masked) >= 5000
     gaps, flips = {}, None
     for replayed in (False, True):
         learner = make_learner(dtype="bfloat16", max_tokens_per_gpu=4096, use_rollout_routing_replay=replayed)

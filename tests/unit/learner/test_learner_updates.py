@@ -61,6 +61,7 @@ def gradients(learner: TorchLearner, update: Callable[[TorchLearner], object]) -
     return {n: opt._adam.state[p]["exp_avg"] / 0.1 for n, p in opt._params.items()}
 
 
+@pytest.mark.filterwarnings("ignore:.*exceed max_tokens_per_gpu")
 @pytest.mark.parametrize("which", ["distil", "actor", "critic"])
 def test_micro_batching_does_not_change_the_gradient(tiny_dir: Path, make_learner: Make, make_batch: Batch, which: str):
     batch, found = make_batch(), []
@@ -175,6 +176,7 @@ def test_the_value_clip_is_anchored_on_the_frozen_values(tiny_dir: Path, make_le
     assert m["critic/value_mean"] == 0.0
 
 
+@pytest.mark.filterwarnings("ignore:.*exceed max_tokens_per_gpu")
 @pytest.mark.parametrize("bad", ["advantages", "rollout_log_probs"])
 def test_a_non_finite_update_is_refused_with_the_weights_unchanged(
     tiny_dir: Path, make_learner: Make, make_batch: Batch, bad: str

@@ -54,6 +54,11 @@ class Layout:
             raise ConfigError("sequence parallelism needs tensor parallelism (TP > 1)")
         if experts and self.tensor > 1 and not self.sequence_parallel:
             raise ConfigError("a mixture of experts under tensor parallelism needs sequence_parallel = true")
+        if experts and self.expert == 1 and self.expert_tensor != self.tensor:
+            raise ConfigError(
+                f"layout {self}: without expert parallelism, expert_tensor must equal tensor ({self.tensor}); "
+                "core 0.16 would not sum expert gradients over tensor-parallel ranks"
+            )
         for what, total, ways in (
             ("attention heads", config.num_attention_heads, self.tensor),
             ("key-value heads", config.num_key_value_heads, self.tensor),

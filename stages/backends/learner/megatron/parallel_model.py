@@ -112,7 +112,11 @@ class ParallelModel:
         return self._optimizer
 
     def start_phase(self, optim: OptimConfig | None, *, keep_moments: bool = False) -> None:
-        """New settings and, unless kept, moments of zero. The float32 master weights stay."""
+        """New settings and, unless kept, moments of zero. The float32 master weights stay.
+
+        A model that was frozen has no moments to keep.
+        """
+        keep_moments = keep_moments and self.optim is not None
         self.optim = optim
         if optim is None:
             return
