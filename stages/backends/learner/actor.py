@@ -26,6 +26,7 @@ TOKENIZER_PATTERNS = (
     "*.jinja",
     "*.tiktoken",
     "spiece.model",
+    "rsi_prompts.json",  # the wording that goes with the template (`stages.chat`)
 )
 
 
