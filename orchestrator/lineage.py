@@ -83,6 +83,11 @@ def prove_critic(store: Store, checkpoint_id: int, digests: Digests | None = Non
     if digests is not None:
         for row in filter(None, (parent, child)):
             _verify(row, digests)
+    return compare_critics(child, parent, recomputed=digests is not None)
+
+
+def compare_critics(child: Checkpoint, parent: Checkpoint | None, *, recomputed: bool = False) -> CriticProof:
+    """The same from two rows. `parent` is the child's critic parent."""
     before, after = parent.critic_digest if parent else None, child.critic_digest
     if after is None:
         proof = Proof.NO_CRITIC if before is None else Proof.DROPPED
@@ -91,12 +96,12 @@ def prove_critic(store: Store, checkpoint_id: int, digests: Digests | None = Non
     else:
         proof = Proof.UNCHANGED if before == after else Proof.CHANGED
     return CriticProof(
-        checkpoint_id=checkpoint_id,
+        checkpoint_id=child.id or 0,
         parent_id=parent.id if parent else None,
         before=before,
         after=after,
         proof=proof,
-        recomputed=digests is not None,
+        recomputed=recomputed,
     )
 
 

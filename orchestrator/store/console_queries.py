@@ -1,0 +1,246 @@
+"""Reads that only the console needs: what a page shows, in as few statements as it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Select, func, or_, select
+from sqlmodel import col
+
+from orchestrator import models as m
+from orchestrator.store.base import Page, Repository, page
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """k/n of one checkpoint on one suite, with its interval (spec §8)."""
+
+    evaluation_id: int
+    checkpoint_id: int | None
+    cycle_id: int | None
+    checkpoint: str
+    suite: str
+    suite_digest: str
+    k: int  # attempts per task
+    n_tasks: int
+    passed: int
+    verdicts: int
+    attempts: int
+    low: float | None  # 95 % interval of passed/verdicts, clustered by task; None: not estimable
+    high: float | None
+    method: str
+    turns: int
+    tokens: int
+    settings: Mapping[str, object]
+    reference_only: bool
+
+    @property
+    def rate(self) -> float | None:
+        """passed / verdicts."""
+        return self.passed / self.verdicts if self.verdicts else None
+
+    @property
+    def label(self) -> str:
+        """Says which attempts n counts."""
+        return "k / verdicts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CycleSummary:
+    """A cycle with its stages, for lists."""
+
+    cycle: m.Cycle
+    stages: Sequence[m.Stage]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunbookInfo:
+    runbook: m.Runbook
+    findings: Sequence[m.Finding]
+    reviews: Sequence[m.Review]
+
+
+class ConsoleQueries(Repository):
+    """`ConsoleQueries(store)`; joins the store's transactions."""
+
+    def cycle(self, cycle_id: int) -> m.Cycle | None:
+        with self._session() as session:
+            return session.get(m.Cycle, cycle_id, populate_existing=True)
+
+    def checkpoint(self, checkpoint_id: int) -> m.Checkpoint | None:
+        with self._session() as session:
+            return session.get(m.Checkpoint, checkpoint_id, populate_existing=True)
+
+    def trajectory(self, trajectory_id: str) -> m.Trajectory | None:
+        with self._session() as session:
+            return session.get(m.Trajectory, trajectory_id, populate_existing=True)
+
+    def summaries(self, cycles: Sequence[m.Cycle]) -> list[CycleSummary]:
+        stages = self._store.stages.of_cycles([c.id for c in cycles if c.id is not None])
+        return [CycleSummary(cycle=c, stages=stages[c.id]) for c in cycles if c.id is not None]
+
+    def cycle_names(self, ids: Sequence[int]) -> dict[int, str]:
+        with self._session() as session:
+            rows = session.execute(select(col(m.Cycle.id), col(m.Cycle.name)).where(col(m.Cycle.id).in_(ids)))
+            return {i: name for i, name in rows.tuples() if i is not None}
+
+    def waiting(self, cycle_ids: Sequence[int]) -> dict[int, int]:
+        """Cycle id -> runbooks that wait for people."""
+        query = (
+            select(col(m.Runbook.cycle_id), func.count())
+            .where(col(m.Runbook.cycle_id).in_(cycle_ids), col(m.Runbook.state) == m.RunbookState.WAITING)
+            .group_by(col(m.Runbook.cycle_id))
+        )
+        with self._session() as session:
+            return {i: n for i, n in session.execute(query).tuples() if i is not None}
+
+    def main_checkpoints(self, cycle_ids: Sequence[int]) -> dict[int, list[m.Checkpoint]]:
+        """Cycle id -> its checkpoints that are no candidates of single steps, in order."""
+        found: dict[int, list[m.Checkpoint]] = {i: [] for i in cycle_ids}
+        query = (
+            select(m.Checkpoint)
+            .where(
+                col(m.Checkpoint.cycle_id).in_(cycle_ids),
+                or_(col(m.Checkpoint.step).is_(None), col(m.Checkpoint.retained)),
+            )
+            .order_by(col(m.Checkpoint.id))
+        )
+        with self._session() as session:
+            for row in session.execute(query).scalars():
+                if row.cycle_id is not None:
+                    found[row.cycle_id].append(row)
+        return found
+
+    def latest_checkpoints(self, limit: int = 1) -> Sequence[m.Checkpoint]:
+        """The newest checkpoints that were measured, newest first."""
+        measured = select(col(m.Evaluation.checkpoint_id)).where(col(m.Evaluation.checkpoint_id).is_not(None))
+        query = (
+            select(m.Checkpoint)
+            .where(col(m.Checkpoint.id).in_(measured), col(m.Checkpoint.actor_parent_id).is_not(None))
+            .order_by(col(m.Checkpoint.id).desc())
+            .limit(limit)
+        )
+        with self._session() as session:
+            return session.execute(query).scalars().all()
+
+    def scores(self, *, cycle_ids: Sequence[int] = (), checkpoint_ids: Sequence[int] = ()) -> list[Score]:
+        """Every evaluation of these cycles or checkpoints, oldest first, with an interval clustered by task."""
+        if not cycle_ids and not checkpoint_ids:
+            return []
+        wanted = or_(col(m.Evaluation.cycle_id).in_(cycle_ids), col(m.Evaluation.checkpoint_id).in_(checkpoint_ids))
+        per_task = (
+            select(
+                col(m.EvaluationTask.evaluation_id),
+                func.array_agg(col(m.EvaluationTask.passed)),
+                func.array_agg(col(m.EvaluationTask.verdict_count)),
+            )
+            .join(m.Evaluation, col(m.Evaluation.id) == col(m.EvaluationTask.evaluation_id))
+            .where(wanted)
+            .group_by(col(m.EvaluationTask.evaluation_id))
+        )
+        with self._session() as session:
+            rows = session.execute(select(m.Evaluation).where(wanted).order_by(col(m.Evaluation.id))).scalars().all()
+            tasks = {i: (passed, of) for i, passed, of in session.execute(per_task).tuples()}
+        return [_score(row, *tasks.get(row.id, ((), ()))) for row in rows if row.id is not None]
+
+    def instruction(self, task_id: str, suite: str = "") -> str:
+        """The public text of a task, empty when it is not stored. The newest version wins."""
+        query = select(col(m.Task.instruction)).join(m.Suite, col(m.Suite.id) == col(m.Task.suite_id))
+        query = query.where(col(m.Task.task_id) == task_id)
+        if suite:
+            query = query.where(col(m.Suite.name) == suite)
+        with self._session() as session:
+            return session.execute(query.order_by(col(m.Suite.id).desc()).limit(1)).scalar() or ""
+
+    def runbook(self, runbook_id: str) -> RunbookInfo | None:
+        """The newest revision with its findings and verdicts."""
+        query = select(m.Runbook).where(col(m.Runbook.id) == runbook_id).order_by(col(m.Runbook.revision).desc())
+        with self._session() as session:
+            row = session.execute(query.limit(1)).scalars().first()
+            return self._info(row) if row else None
+
+    def runbooks_from(self, trajectory_id: str) -> list[RunbookInfo]:
+        """Runbooks that were written from a trajectory."""
+        query = select(m.Runbook).where(col(m.Runbook.source_trajectory_id) == trajectory_id)
+        with self._session() as session:
+            rows = session.execute(query.order_by(col(m.Runbook.seq))).scalars().all()
+            return [self._info(row) for row in rows]
+
+    def _info(self, row: m.Runbook) -> RunbookInfo:
+        same = {"runbook_id": row.id, "revision": row.revision}
+        with self._session() as session:
+            findings = select(m.Finding).filter_by(**same).order_by(col(m.Finding.line), col(m.Finding.id))
+            reviews = select(m.Review).filter_by(**same).order_by(col(m.Review.id))
+            return RunbookInfo(
+                runbook=row,
+                findings=session.execute(findings).scalars().all(),
+                reviews=session.execute(reviews).scalars().all(),
+            )
+
+    def replay(self, trajectory_id: str) -> m.Replay | None:
+        with self._session() as session:
+            return session.get(m.Replay, trajectory_id)
+
+    def events(self, kinds: Sequence[m.EventKind], *, limit: int, within: int = 5000) -> Sequence[m.Event]:
+        """The newest events of some kinds among the last `within`, newest first: a bounded walk back along the key."""
+        newest = select(func.coalesce(func.max(col(m.Event.id)), 0)).scalar_subquery()
+        query = select(m.Event).where(col(m.Event.kind).in_(kinds), col(m.Event.id) > newest - within)
+        with self._session() as session:
+            return session.execute(query.order_by(col(m.Event.id).desc()).limit(limit)).scalars().all()
+
+    def any_trajectory(self) -> bool:
+        with self._session() as session:
+            return session.execute(select(col(m.Trajectory.id)).limit(1)).first() is not None
+
+    def checkpoint_page(
+        self, *, cycle_id: int | None = None, candidates: bool = False, before: int | None = None, limit: int = 50
+    ) -> Page[m.Checkpoint]:
+        """Newest first; without `candidates` those of single steps only where they were kept."""
+        query = _kept(select(m.Checkpoint), cycle_id, candidates).order_by(col(m.Checkpoint.id).desc())
+        if before is not None:
+            query = query.where(col(m.Checkpoint.id) < before)
+        with self._session() as session:
+            return page(session.execute(query.limit(limit + 1)).scalars().all(), limit, "id")
+
+    def count_checkpoints(self, *, cycle_id: int | None = None) -> int:
+        """How many `checkpoint_page` pages through."""
+        with self._session() as session:
+            query = _kept(select(func.count()).select_from(m.Checkpoint), cycle_id, candidates=False)
+            return int(session.execute(query).scalar_one())
+
+
+def _kept(query: Select[Any], cycle_id: int | None, candidates: bool) -> Select[Any]:
+    if cycle_id is not None:
+        query = query.where(col(m.Checkpoint.cycle_id) == cycle_id)
+    if not candidates:
+        query = query.where(or_(col(m.Checkpoint.step).is_(None), col(m.Checkpoint.retained)))
+    return query
+
+
+def _score(row: m.Evaluation, passed: Sequence[int], of: Sequence[int]) -> Score:
+    from stages.statistics import clustered_wilson, wilson  # loads scipy, which a page without scores does not need
+
+    found = clustered_wilson(np.asarray(passed), np.asarray(of)) if len(of) else wilson(row.passed, row.verdicts)
+    return Score(
+        evaluation_id=row.id or 0,
+        checkpoint_id=row.checkpoint_id,
+        cycle_id=row.cycle_id,
+        checkpoint=row.checkpoint,
+        suite=row.suite,
+        suite_digest=row.suite_digest,
+        k=row.k,
+        n_tasks=len(of),
+        passed=row.passed,
+        verdicts=row.verdicts,
+        attempts=row.attempts,
+        low=found.low if found else None,
+        high=found.high if found else None,
+        method=found.method if found else "",
+        turns=row.turns,
+        tokens=row.tokens,
+        settings=row.settings,
+        reference_only=row.reference_only,
+    )

@@ -1,0 +1,106 @@
+"""The console: `uvicorn webui.app:create_app --factory`, or `rsi up`. Importing it loads no model code."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+from orchestrator.settings import get_settings
+from orchestrator.store import Store
+from stages.errors import ServiceError, StoreError
+from webui import sse
+from webui.contexts import ErrorContext
+from webui.pages import charts, checkpoints, cycle, cycles, lineage, overview, trajectories, trajectory
+from webui.rendering import STATIC, page
+from webui.security import SecurityHeaders
+
+YEAR_S = 31_536_000
+
+
+class HashedFiles(StaticFiles):
+    """Static files; an address with a content hash may be cached for ever."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        hashed = b"v=" in scope.get("query_string", b"")
+        response.headers["Cache-Control"] = f"public, max-age={YEAR_S}, immutable" if hashed else "no-cache"
+        return response
+
+
+def create_app(store: Store | None = None) -> FastAPI:
+    """The ASGI app. Without `store` it opens the database of the environment.
+
+    Raises ServiceError when no database is named.
+    """
+    own = store is None
+    if store is None:
+        settings = get_settings()
+        if not settings.database_url:
+            raise ServiceError("the console needs a database: run `rsi up`, or set RSI_DATABASE_URL")
+        store = Store.open(settings.database_url, settings.artifacts, pool_size=10)
+    opened = store
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        app.state.pulse = sse.Pulse(opened)
+        yield
+        await app.state.pulse.close()
+        if own:
+            opened.close()
+
+    app = FastAPI(title="Terminal-RSI", docs_url=None, redoc_url=None, openapi_url=None, lifespan=life)
+    app.state.store = opened
+    app.add_middleware(GZipMiddleware, minimum_size=1024)
+    app.add_middleware(SecurityHeaders)
+    app.mount("/static", HashedFiles(directory=STATIC), name="static")
+    for module in (overview, cycles, cycle, charts, checkpoints, lineage, trajectories, trajectory):
+        app.include_router(module.router)
+    app.include_router(sse.router)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _bad_query)
+    app.add_exception_handler(StoreError, _store_error)
+
+    @app.get("/healthz", include_in_schema=False)
+    def healthz() -> JSONResponse:
+        """The process answers; `database` says whether its store does."""
+        try:
+            opened.events.last_id()
+        except StoreError as error:
+            return JSONResponse({"status": "ok", "database": str(error)})
+        return JSONResponse({"status": "ok", "database": "ok"})
+
+    return app
+
+
+def _error(request: Request, status: int, message: str, advice: str = "", details: tuple[str, ...] = ()) -> Response:
+    context = ErrorContext(title=message, section="", status=status, message=message, advice=advice, details=details)
+    return page(request, context, status=status)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = error.detail if error.detail != "Not Found" else "There is no such page"
+    advice = (
+        "It may have been a link to something that was never stored, or was deleted."
+        if error.status_code == 404
+        else ""
+    )
+    return _error(request, error.status_code, message, advice)
+
+
+async def _bad_query(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    details = tuple(f"{'.'.join(map(str, e['loc'][1:]))}: {e['msg']}" for e in error.errors())
+    return _error(request, 422, "The address cannot be understood", "Correct or remove these parameters:", details)
+
+
+async def _store_error(request: Request, error: Exception) -> Response:
+    return _error(request, 503, "The database does not answer", str(error))

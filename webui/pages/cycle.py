@@ -1,0 +1,118 @@
+"""`/cycles/{id}`: one cycle, live while it runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse, StreamingResponse
+
+from orchestrator import models as m
+from orchestrator.models.columns import now
+from orchestrator.store import Store
+from orchestrator.store.console_queries import CycleSummary
+from webui import formats, urls
+from webui.charts.gantt import gantt
+from webui.contexts import CycleContext, Fact, Node, StageRow
+from webui.pages.curves import ev_points, ev_table, success_points, success_table
+from webui.pages.parts import LIVE, best_scores, checkpoint_rows, missing, queries_of, store_of, strip, suites_of
+from webui.rendering import page
+
+router = APIRouter()
+LOG_LINES = 200
+
+
+@router.get("/cycles/{cycle_id}", response_class=HTMLResponse)
+def cycle(request: Request, cycle_id: int, level: Annotated[int, Query(ge=0, le=50)] = 0) -> HTMLResponse:
+    """`level`: lowest level of log lines shown, as in `logging`."""
+    store, queries = store_of(request), queries_of(request)
+    after = store.events.last_id()
+    row = queries.cycle(cycle_id)
+    if row is None:
+        raise missing(f"cycle {cycle_id}")
+    stages = store.stages.of_cycle(cycle_id)
+    by_id = {s.id: s for s in stages if s.id is not None}
+    phases = store.stages.phases_of_cycle(cycle_id)
+    checkpoints = store.checkpoints.of_cycle(cycle_id)
+    scores = best_scores(queries.scores(cycle_ids=[cycle_id]))
+    suites = suites_of({c.id: scores[c.id] for c in checkpoints if c.id in scores})
+    nodes = strip(CycleSummary(cycle=row, stages=stages), checkpoints, scores, suites[0] if suites else "")
+    live = row.state in LIVE
+    ev, success = ev_points(store, cycle_id, by_id), success_points(store, cycle_id, by_id)
+    context = CycleContext(
+        title=f"Cycle {cycle_id} · {row.name}",
+        section="cycles",
+        events_after=after,
+        cycle=row,
+        facts=_facts(row, live),
+        nodes=nodes,
+        stages=[_stage_row(store, n, by_id[n.stage_id or 0], phases) for n in nodes],
+        gantt=gantt(stages, phases, now(), live=live),
+        suites=suites,
+        checkpoints=checkpoint_rows(store, [c for c in checkpoints if c.step is None], scores, suites),
+        selections=[(by_id[s.stage_id], s) for s in store.selections.of_cycle(cycle_id) if s.stage_id in by_id],
+        ev_table=ev_table(ev),
+        success_table=success_table(success),
+        log=store.logs.read(cycle_id, min_level=level, limit=LOG_LINES),
+        log_level=level,
+        first_error=store.logs.first_error(cycle_id),
+        config_text=json.dumps(row.config, indent=2, ensure_ascii=False, sort_keys=True),
+        live=live,
+    )
+    return page(request, context)
+
+
+@router.get("/cycles/{cycle_id}/log.txt", include_in_schema=False)
+def log(request: Request, cycle_id: int) -> StreamingResponse:
+    """The whole log as text."""
+    store = store_of(request)
+    if queries_of(request).cycle(cycle_id) is None:
+        raise missing(f"cycle {cycle_id}")
+    headers = {"Content-Disposition": f'attachment; filename="cycle-{cycle_id}.log"'}
+    return StreamingResponse(_log_text(store, cycle_id), media_type="text/plain; charset=utf-8", headers=headers)
+
+
+def _log_text(store: Store, cycle_id: int) -> Iterator[str]:
+    for line in store.logs.everything(cycle_id):
+        yield f"{formats.iso(line.created_at)} {line.level:2d} {line.logger}: {line.text}\n"
+
+
+def _facts(row: m.Cycle, live: bool) -> list[Fact]:
+    took = formats.between(row.started_at, None if live else row.finished_at)
+    facts = [
+        Fact(label="Recipe", value=row.recipe),
+        Fact(label="Seed", value=str(row.seed)),
+        Fact(label="Base", value=row.base_checkpoint, mono=True),
+        Fact(label="Started", value=formats.when(row.started_at)),
+        Fact(label="Running for" if live else "Took", value=formats.duration(took)),
+        Fact(label="Launched by", value=row.created_by or "—"),
+        Fact(label="Config", value=formats.digest(row.config_digest), href="#config", mono=True),
+        Fact(label="Code", value=row.code_version or "—", mono=True),
+    ]
+    if row.cloned_from_id:
+        facts.append(
+            Fact(label="Cloned from", value=f"cycle {row.cloned_from_id}", href=urls.cycle(row.cloned_from_id))
+        )
+    if row.digest_claim_void:
+        facts.append(Fact(label="Digest claim void", value=row.digest_claim_void))
+    return facts
+
+
+def _stage_row(store: Store, node: Node, stage: m.Stage, phases: Mapping[int, Sequence[m.StagePhase]]) -> StageRow:
+    mine = phases.get(stage.id or 0, ())
+    return StageRow(
+        node=node,
+        stage=stage,
+        phases=mine,
+        seconds=formats.between(stage.started_at, stage.finished_at),
+        expected_s=stage.expected_s,
+        facts=[Fact(label=f"{p.phase.value} {k}", value=_value(v)) for p in mine for k, v in p.facts.items()],
+    )
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return formats.MISSING if value is None else str(value).lower()
+    return formats.number(value) if isinstance(value, int | float) else str(value)

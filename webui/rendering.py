@@ -1,0 +1,117 @@
+"""From a page's context to a response: the whole page, or the one block that htmx asks for.
+
+A fragment is a block of its page's template, named like the element that it fills (`id="strip"` is `{% block strip %}`);
+the same address without `HX-Request` gives the page.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from webui import formats, urls
+from webui.contexts import PageContext
+
+HERE = Path(__file__).parent
+STATIC = HERE / "static"
+RAIL = (
+    ("overview", "Overview", urls.overview()),
+    ("cycles", "Cycles", urls.cycles()),
+    ("checkpoints", "Checkpoints", urls.checkpoints()),
+    ("lineage", "Lineage", urls.lineage()),
+    ("trajectories", "Trajectories", urls.trajectories()),
+)
+FILTERS = (
+    formats.percent,
+    formats.points,
+    formats.interval,
+    formats.signed,
+    formats.number,
+    formats.tokens,
+    formats.duration,
+    formats.when,
+    formats.iso,
+    formats.age,
+    formats.digest,
+    formats.visible,
+)
+# The words of states with the sign that stands before them: never colour alone.
+STATE_ICONS = {
+    "pending": "○",
+    "queued": "○",
+    "running": "▶",
+    "resuming": "▷",
+    "pausing": "⏸",
+    "paused": "⏸",
+    "suspended": "✋",
+    "cancelling": "✕",
+    "cancelled": "✕",
+    "failed": "⚠",
+    "done": "✓",
+    "skipped": "–",
+    "passed": "✓",
+    "not_run": "–",
+    "verifier_error": "⚠",
+    "infra_error": "⚠",
+    "none": "–",
+}
+
+
+@lru_cache(maxsize=1)
+def environment() -> Environment:
+    env = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    env.filters |= {f.__name__: f for f in FILTERS}
+    env.globals |= {"urls": urls, "static": static_url, "rail": RAIL, "icons": STATE_ICONS, "between": formats.between}
+    env.globals["ui"] = env.get_template("macros.html").module  # `ui.score(…)`, in blocks as in pages
+    return env
+
+
+@lru_cache(maxsize=64)
+def static_url(name: str) -> str:
+    """Address of a static file with a hash of its content, so that it may be cached for ever."""
+    digest = hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]
+    return f"/static/{name}?v={digest}"
+
+
+def variables(context: PageContext) -> dict[str, Any]:
+    """The fields of a context, not its nested values."""
+    return {f.name: getattr(context, f.name) for f in fields(context)}
+
+
+def page(request: Request, context: PageContext, *, status: int = 200) -> HTMLResponse:
+    """The page; for htmx the block that is named like its target. An unknown target gets the whole page."""
+    template = environment().get_template(context.template)
+    block = _wanted_block(request)
+    if block and block in template.blocks:
+        html = "".join(template.blocks[block](template.new_context(variables(context))))
+    else:
+        html = template.render(variables(context))
+    return HTMLResponse(
+        html, status_code=status, headers={"Vary": "HX-Request, HX-Target", "Cache-Control": "no-cache"}
+    )
+
+
+def _wanted_block(request: Request) -> str:
+    """htmx 4 names the target as `tag#id`."""
+    if request.headers.get("HX-Request") != "true":
+        return ""
+    return request.headers.get("HX-Target", "").partition("#")[2].replace("-", "_")
+
+
+def fragment(template: str, block: str, **values: Any) -> str:
+    """One block of a template with its own values (log lines that are pushed)."""
+    loaded = environment().get_template(template)
+    return "".join(loaded.blocks[block](loaded.new_context(values)))

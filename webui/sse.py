@@ -1,0 +1,152 @@
+"""Server-sent events: a signal wakes an element, which fetches its own fragment. Only log lines are pushed as content.
+
+The id of an SSE message is the id of its event row, so a reader that lost the connection gets what it missed through
+`Last-Event-ID`. One `Pulse` asks the database for the newest id on behalf of all open pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import StreamingResponse
+
+from orchestrator import models as m
+from orchestrator.store import Store
+from stages.errors import StoreError
+from webui.rendering import fragment
+
+PULSE_S = 0.5  # how often the newest id is read while a page is open
+KEEP_ALIVE_S = 15.0  # a comment, so that proxies and browsers keep the connection
+BATCH = 500
+
+# What an event wakes. Several events of a moment become one signal.
+SIGNALS = {
+    m.EventKind.CYCLE_CREATED: "rsi-cycle",
+    m.EventKind.CYCLE_STATE: "rsi-cycle",
+    m.EventKind.STAGE_STATE: "rsi-stage",
+    m.EventKind.PHASE_STARTED: "rsi-stage",
+    m.EventKind.PHASE_DONE: "rsi-stage",
+    m.EventKind.PROGRESS: "rsi-progress",
+    m.EventKind.ATTEMPTS: "rsi-attempts",
+    m.EventKind.STEP_DONE: "rsi-step",
+    m.EventKind.CHECKPOINT_SAVED: "rsi-checkpoint",
+    m.EventKind.SELECTED: "rsi-checkpoint",
+    m.EventKind.EVALUATION_DONE: "rsi-checkpoint",
+    m.EventKind.RUNBOOK_WRITTEN: "rsi-runbook",
+    m.EventKind.RUNBOOK_REVIEWED: "rsi-runbook",
+    m.EventKind.REPLAY_JUDGED: "rsi-runbook",
+    m.EventKind.LOG: "rsi-log",
+}
+
+router = APIRouter()
+
+
+class Pulse:
+    """Wakes every subscriber when the newest event id grows. Asks only while somebody listens."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._newest = 0
+        self._listeners = 0
+        self._changed = asyncio.Condition()
+        self._task: asyncio.Task[None] | None = None
+
+    async def wait(self, after: int, timeout_s: float) -> bool:
+        """True once an event above `after` exists; False when `timeout_s` passed without one."""
+        self._listeners += 1
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._beat())
+        try:
+            async with self._changed:
+                await asyncio.wait_for(self._changed.wait_for(lambda: self._newest > after), timeout_s)
+            return True
+        except TimeoutError:
+            return False
+        finally:
+            self._listeners -= 1
+
+    async def _beat(self) -> None:
+        idle = 0
+        while self._listeners or idle < 10:
+            idle = 0 if self._listeners else idle + 1
+            try:
+                newest = await run_in_threadpool(self._store.events.last_id)
+            except StoreError:
+                newest = self._newest  # the database is away: pages show it, the stream waits
+            if newest > self._newest:
+                async with self._changed:
+                    self._newest = newest
+                    self._changed.notify_all()
+            await asyncio.sleep(PULSE_S)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
+def message(event_id: int, name: str = "", data: str = "") -> str:
+    """One SSE message. Without a name htmx swaps its data in as content."""
+    lines = [f"id: {event_id}"]
+    if name:
+        lines.append(f"event: {name}")
+    lines += [f"data: {line}" for line in data.split("\n")]
+    return "\n".join(lines) + "\n\n"
+
+
+def signals(events: Sequence[m.Event]) -> list[tuple[int, str]]:
+    """(newest id, name) of each signal that a batch of events gives, in order of that id."""
+    newest: dict[str, int] = {}
+    for event in events:
+        name = SIGNALS.get(m.EventKind(event.kind)) if event.kind in set(m.EventKind) else None
+        if name and event.id is not None:
+            newest[name] = event.id
+    return sorted((i, name) for name, i in newest.items())
+
+
+@router.get("/events", include_in_schema=False)
+async def events(request: Request, cycle: int | None = None, after: int = 0, log: bool = False) -> StreamingResponse:
+    """`after`: newest event that the page already shows. `log`: push new log lines of the cycle as list items."""
+    last = request.headers.get("Last-Event-ID", "")
+    start = int(last) if last.isdigit() else after
+    stream = _stream(request, cycle, start, log)
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+
+
+async def _stream(request: Request, cycle: int | None, last: int, log: bool) -> AsyncIterator[str]:
+    store: Store = request.app.state.store
+    pulse: Pulse = request.app.state.pulse
+    log_id = await run_in_threadpool(_newest_log_id, store, cycle) if log and cycle is not None else 0
+    yield ": open\n\n"
+    idle_s = 0.0
+    while not await request.is_disconnected():
+        if not await pulse.wait(last, PULSE_S * 4):
+            idle_s += PULSE_S * 4
+            if idle_s >= KEEP_ALIVE_S:
+                idle_s = 0.0
+                yield ": still here\n\n"
+            continue
+        idle_s = 0.0
+        try:
+            found = await run_in_threadpool(store.events.after, last, cycle_id=cycle, limit=BATCH)
+            seen = found[-1].id if found else await run_in_threadpool(store.events.last_id)
+            last = max(last, seen or 0)
+            if not found:
+                continue
+            for event_id, name in signals(found):
+                yield message(event_id, name, "{}")
+            if log and cycle is not None and any(e.kind == m.EventKind.LOG for e in found):
+                lines = await run_in_threadpool(store.logs.read, cycle, after=log_id, limit=200)
+                if lines:
+                    log_id = lines[-1].id or log_id
+                    yield message(last, "", fragment("cycle.html", "log_lines", log=lines))
+        except StoreError:
+            await asyncio.sleep(PULSE_S)
+
+
+def _newest_log_id(store: Store, cycle: int | None) -> int:
+    lines = store.logs.read(cycle, limit=1) if cycle is not None else []
+    return (lines[-1].id or 0) if lines else 0
