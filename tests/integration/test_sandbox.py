@@ -397,7 +397,7 @@ def test_kill_minus_nine_takes_everything_along(tmp_path: Path, victim: str) -> 
 
 def _wait_for_no_sandboxes(machine: Machine) -> None:
     guard = machine.backend.host_pid  # type: ignore[attr-defined]
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while len(processes_below(guard)) > 1 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert len(processes_below(guard)) == 1  # the host alone

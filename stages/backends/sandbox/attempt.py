@@ -16,7 +16,7 @@ from stages.backends.sandbox import kernel
 from stages.backends.sandbox.capture import Capture
 from stages.backends.sandbox.cgroups import Cgroups, Group
 from stages.backends.sandbox.channel import Channel
-from stages.backends.sandbox.evidence import ResultWatch, find_planted
+from stages.backends.sandbox.evidence import ResultWatch, find_forbidden_links, find_planted
 from stages.backends.sandbox.shell import Outcome, Shell, command_line
 from stages.backends.sandbox.spawn import COMMAND_FD, REPORT_FD, Jail, Reaper
 from stages.backends.sandbox.world import UNREADABLE_BASH, AttemptWorld
@@ -164,7 +164,7 @@ class Attempt:
         async with self._lock:
             await self._end_agent()
             began = time.monotonic()
-            planted = self._planted()
+            evidence = self._evidence()
             results_fd = self._fresh_logs()
             capture, channel, watch = Capture(_LOG_BYTES), Channel(), ResultWatch(f"/proc/self/fd/{results_fd}")
             try:
@@ -183,7 +183,7 @@ class Attempt:
                 "nonces": channel.nonces,
                 "results": {n: r if isinstance(r, str) else len(r) for n, r in zip(_RESULTS, results, strict=True)},
                 "rewritten": rewritten,
-                "planted": planted,
+                **evidence,
                 "intact": intact,
                 "oom_kills": self._group.oom_kills() if self._group else 0,
                 "duration_s": time.monotonic() - began,
@@ -200,12 +200,13 @@ class Attempt:
             self._group.close()
             self._group = None
 
-    def _planted(self) -> list[str]:
-        """Files of the agent's making that only make sense against a verifier; reported, never judged by."""
-        given = {path for path, _, _ in self._bundle.files}
+    def _evidence(self) -> dict[str, list[str]]:
+        """Files and links of the agent's making that only make sense against a verifier."""
+        given = {f"{self._spec['workdir']}/{path}" for path, _, _ in self._bundle.files}
+        roots = {"/ws/work": self._spec["workdir"], "/ws/home": "/root", "/ws/tmp": "/tmp"}
         with self._world:
-            found = find_planted({"/ws/work": self._spec["workdir"], "/ws/home": "/root", "/ws/tmp": "/tmp"})
-        return [p for p in found if p.removeprefix(self._spec["workdir"] + "/") not in given]
+            planted, links = find_planted(roots), find_forbidden_links(roots)
+        return {"planted": [p for p in planted if p not in given], "links": links}
 
     # ------------------------------------------------------------------ jails
 

@@ -270,8 +270,11 @@ class BubblewrapSandbox:
             nonces=head["nonces"],
             rewritten={n: c for n, c in head["rewritten"].items() if n in _RESULT_FILES or n.startswith("(")},
             planted=head["planted"],
+            links=head["links"],
             intact=head["intact"],
         )
         if head["planted"]:
             log += f"\n[the workspace holds files made for a test runner: {', '.join(head['planted'])}]"
+        if head["links"]:
+            log += f"\n[links into the verifier's folders: {', '.join(head['links'])}]"
         return judge(output, self._task.checks), log

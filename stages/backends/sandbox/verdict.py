@@ -22,6 +22,7 @@ _CTRF_STATUS = {
     "other": CheckStatus.NOT_RUN,
 }
 _WORSE = (CheckStatus.PASSED, CheckStatus.NOT_RUN, CheckStatus.FAILED)
+_EVIDENCE_ONLY = frozenset({"planted_files"})
 _CANNOT_RUN = (126, 127)
 
 
@@ -42,6 +43,7 @@ class VerifierOutput:
         default_factory=dict
     )  # result file -> how often it was finished, if more than once
     planted: Sequence[str] = ()  # files in the workspace that only a test runner would heed
+    links: Sequence[str] = ()  # links in the workspace that lead to the verifier's own folders
     intact: bool = True  # tests unchanged by the run (digest)
 
 
@@ -50,7 +52,7 @@ class Judgement:
     """`verdict` is PASSED, FAILED, or NONE when the verifier gave none; `reason` says why in the last case.
 
     Flags: `tests_changed`, `inconsistent_result` (files, reports and exit status contradict each other), `forged_report` (a
-    line in the channel without a nonce), `stolen_nonce`, `result_rewritten`, `planted_files` (evidence only).
+    line in the channel without a nonce), `stolen_nonce`, `result_rewritten`, `link_to_verifier` (an output that is a link to /tests or the like), `planted_files` (evidence only).
     """
 
     verdict: Verdict
@@ -67,6 +69,7 @@ def judge(output: VerifierOutput, manifest: Sequence[CheckSpec]) -> Judgement:
     """PASSED iff every required check ran and passed and reward and exit code agree. Empty manifest: what was reported."""
     flags = ["planted_files"] if output.planted else []
     session = read_channel(output.channel, output.nonces)
+    flags += ["link_to_verifier"] if output.links else []
     flags += session.flags
     try:
         reported, rewards = _read(output)
@@ -92,8 +95,12 @@ def judge(output: VerifierOutput, manifest: Sequence[CheckSpec]) -> Judgement:
     # contradictions: a full reward or clean checks beside a failing exit status; a full reward beside a failed check
     if better or (rewards and paid and not (clean and output.exit_code == 0)) or (checks and clean and not overall):
         flags.append("inconsistent_result")
-    passed = overall and clean and session.clean and not (set(flags) - {"planted_files"})
-    return Judgement(verdict=Verdict.PASSED if passed else Verdict.FAILED, checks=checks, flags=tuple(flags))
+    passed = overall and clean and session.clean
+    if set(flags) - _EVIDENCE_ONLY:  # somebody touched the results: none of them counts
+        passed, checks = False, _not_run(checks, f"not counted: {', '.join(flags)}")
+    return Judgement(
+        verdict=Verdict.PASSED if passed else Verdict.FAILED, checks=checks, flags=tuple(dict.fromkeys(flags))
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +118,7 @@ def read_channel(raw: bytes, nonces: Sequence[str]) -> Session:
     """Lines `NONCE JSON`; a test that is reported twice keeps its worst status."""
     checks: dict[str, tuple[CheckStatus, str]] = {}
     flags: set[str] = set()
+    by_session: dict[tuple[str, str], CheckStatus] = {}
     begun, ends = 0, []
     for line in raw.splitlines():
         nonce, _, text = line.decode("utf-8", "replace").partition(" ")
@@ -128,7 +136,11 @@ def read_channel(raw: bytes, nonces: Sequence[str]) -> Session:
         elif "end" in record:
             ends.append(record["end"])
         elif "id" in record:
-            _keep_worst(checks, str(record["id"]), _CTRF_STATUS.get(str(record.get("status")), CheckStatus.FAILED), str(record.get("message", "")))  # fmt: skip
+            name, status = str(record["id"]), _CTRF_STATUS.get(str(record.get("status")), CheckStatus.FAILED)
+            by_session[nonce, name] = status
+            if any((n, name) in by_session and by_session[n, name] is not status for n in nonces):
+                flags.add("inconsistent_result")
+            _keep_worst(checks, name, status, str(record.get("message", "")))
     return Session(
         checks=checks,
         flags=tuple(sorted(flags)),
@@ -138,8 +150,8 @@ def read_channel(raw: bytes, nonces: Sequence[str]) -> Session:
     )
 
 
-def _not_run(manifest: Sequence[CheckSpec]) -> tuple[CheckResult, ...]:
-    return tuple(CheckResult(id=c.id, role=c.role, status=CheckStatus.NOT_RUN) for c in manifest)
+def _not_run(checks: Sequence[CheckSpec | CheckResult], message: str = "") -> tuple[CheckResult, ...]:
+    return tuple(CheckResult(id=c.id, role=c.role, status=CheckStatus.NOT_RUN, message=message) for c in checks)
 
 
 def _read(output: VerifierOutput) -> tuple[dict[str, tuple[CheckStatus, str]], list[float]]:
