@@ -123,9 +123,7 @@ def reconcile(settings: Settings, database_url: str, *, now: float | None = None
     with _opened(settings, database_url) as store:
         looked = look(store, settings, time.time() if now is None else now)
         repairs = [r for r in map(judge, looked) if r and _apply(store, r)]
-    for repair in repairs:
-        if repair.crash_flow and repair.flow_run_id:
-            workers.mark_crashed(repair.flow_run_id, repair.message, settings=settings)
+    _tell_prefect(repairs, settings)
     for seen in looked:
         if seen.state is m.CycleState.CANCELLING and seen.changed_age_s > CANCEL_S and seen.flow:
             workers.cancel_flow_run(seen.flow.id, settings=settings)  # nothing happens to one that has ended
@@ -139,7 +137,15 @@ def interrupt(settings: Settings, database_url: str, why: str) -> Sequence[Repai
     """
     with _opened(settings, database_url) as store:
         seen = (s for s in look(store, settings, time.time()) if s.state in transitions.HELD_BY_PROCESS)
-        return [r for r in (_repair(s, why) for s in seen) if _apply(store, r)]
+        repairs = [r for r in (_repair(s, why) for s in seen) if _apply(store, r)]
+    _tell_prefect(repairs, settings)
+    return repairs
+
+
+def _tell_prefect(repairs: Sequence[Repair], settings: Settings) -> None:
+    for repair in repairs:
+        if repair.crash_flow and repair.flow_run_id:
+            workers.mark_crashed(repair.flow_run_id, repair.message, settings=settings)
 
 
 def look(store: "Store", settings: Settings, now: float) -> Sequence[Seen]:

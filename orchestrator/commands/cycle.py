@@ -317,7 +317,8 @@ def _scores(store: Store, cycle_id: int) -> Table | str:
     found = store.evaluations.list(checkpoint_ids=[c.id for c in checkpoints if c.id is not None], limit=1000).items
     suites = sorted({e.suite for e in found})
     scores = {(e.checkpoint_id, e.suite): e for e in reversed(found)}
-    rows = terminal.table("Id", "Checkpoint", "Actor", "Critic", *suites, right=("Id", *suites))
+    names = [suite.removeprefix("embedded:") for suite in suites]
+    rows = terminal.table("Id", "Checkpoint", "Actor", "Critic", *names, right=("Id", *names))
     for checkpoint in checkpoints:
         cells = [scores.get((checkpoint.id, suite)) for suite in suites]
         rows.add_row(

@@ -1,4 +1,4 @@
-"""`rsi up`, `down`, `status`, `worker`, `serve`."""
+"""`rsi up`, `down`, `status`, `worker`, `console`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    for command in (up, down, status, worker, serve):
+    for command in (up, down, status, worker, console):
         app.command(rich_help_panel="Services")(command)
 
 
@@ -139,15 +139,17 @@ def worker(
     workers.run_worker(pool, name=name, settings=terminal.settings())
 
 
-def serve(
+def console(
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535, metavar="N", help="Port.", show_default="8400")] = None,
 ) -> None:
     """Run only the console, in the foreground (containers, system services).
 
-    Examples:
+    The database is brought up to date first. `rsi up` runs the console, too.
 
-        DATABASE_URL=postgresql://me@db/rsi rsi serve --host 0.0.0.0 --port 8080
+    Example:
+
+        DATABASE_URL=postgresql://me@db/rsi rsi console --host 0.0.0.0 --port 8080
     """
     from orchestrator.embedded import control, database, ports, services
     from orchestrator.store import schema
@@ -158,7 +160,7 @@ def serve(
     )
     url = database.url(settings)
     ports.require_free(
-        settings.console_port, service="console", option="rsi serve --port N", host=settings.console_host
+        settings.console_port, service="console", option="rsi console --port N", host=settings.console_host
     )
     schema.upgrade(url)
     service = services.console(control.running_settings(settings), url)

@@ -18,7 +18,10 @@ MISSING = "—"  # never 0
 
 def console() -> Console:
     """Standard output; plain text when it is no terminal. Markup is off: names may hold brackets."""
-    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    made = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    if not made.is_terminal:
+        made.width = 240  # a table in a pipe or a file is not folded
+    return made
 
 
 def settings() -> "Settings":

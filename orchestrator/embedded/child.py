@@ -1,13 +1,9 @@
 """One supervised child process: started, watched, started again with growing pauses, ended."""
 
-import contextlib
 import logging
 import subprocess
 import time
 
-import psutil
-
-from orchestrator.embedded import processes
 from orchestrator.embedded.layout import tail
 from orchestrator.embedded.services import Service
 from orchestrator.embedded.state import ServiceState, ServiceStatus
@@ -32,6 +28,7 @@ class Child:
         self._due = 0.0  # monotonic time of the next start
         self._pause = FIRST_PAUSE_S
         self._silent = 0
+        self._terminated = False
         self._message = ""
 
     @property
@@ -41,6 +38,7 @@ class Child:
     def start(self) -> None:
         self._started = time.time()
         self._silent = 0
+        self._terminated = False
         self._process = self.service.start()
         self._set(ServiceState.STARTING)
         log.info("%s started, pid %d", self.name, self._process.pid)
@@ -97,8 +95,10 @@ class Child:
         return self._state is not before
 
     def terminate(self) -> None:
+        """SIGTERM, without waiting. `end` will not send another one: a second makes Prefect's worker kill itself."""
         if self._process and self._process.poll() is None:
             self._process.terminate()
+            self._terminated = True
 
     def end(self, *, grace_s: float) -> None:
         """SIGTERM, then SIGKILL after `grace_s`. Idempotent."""
@@ -135,10 +135,13 @@ class Child:
 
     def _end_process(self, grace_s: float) -> None:
         assert self._process is not None
-        if self._process.poll() is None:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                processes.end([psutil.Process(self._process.pid)], grace_s=grace_s)
-        self._process.wait(timeout=10)
+        if not self._terminated:
+            self.terminate()
+        try:
+            self._process.wait(timeout=grace_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(timeout=10)
 
     def _set(self, state: ServiceState, message: str = "") -> None:
         if state is not self._state:

@@ -24,7 +24,7 @@ from stages.errors import RsiError, ServiceError, StopRequested
 POLL_S = 0.2
 PROBE_EVERY_S = 10.0
 RECONCILE_EVERY_S = 60.0
-DRAIN_S = 15.0  # for a flow process to end by SIGTERM
+DRAIN_S = 15.0  # for a flow process whose worker is gone to end by SIGTERM
 
 log = logging.getLogger("rsi.supervisor")
 
@@ -208,20 +208,18 @@ class Supervisor:
     # ------------------------------------------------------------------ down
 
     def _bring_down(self) -> None:
-        """Stop in an order that loses nothing: no new work, flow processes, worker, one last reconciliation, the rest."""
+        """Stop in an order that leaves true words behind: cycles are marked, then their processes end, then the rest."""
         was_ready = self._phase is Phase.READY
         self._phase = Phase.STOPPING
         self._publish()
         workers = [c for c in self.children if c.name.startswith("worker")]
-        for child in workers:
-            child.terminate()  # drains: takes no new run
-        flows = [p for p in processes.marked(self.settings.home) if processes.is_flow(p)]
-        if flows:
-            log.info("stopping %d flow process(es)", len(flows))
+        if was_ready:
             self._repair(interrupt=True)
-        processes.end(flows, grace_s=DRAIN_S)  # the worker reports them as crashed
+        for child in workers:
+            child.terminate()  # takes no new run, and kills the flow processes that it started
         for child in workers:
             child.end(grace_s=15)
+        processes.end([p for p in processes.marked(self.settings.home) if processes.is_flow(p)], grace_s=DRAIN_S)
         if was_ready:
             self._repair()
         for child in reversed(self.children):

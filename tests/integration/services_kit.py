@@ -13,6 +13,7 @@ from orchestrator.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 STUB = Deployment(flow="stub", name="stub", entrypoint="tests.integration.stub_flows.stub_flow", pool="cpu")
+LONG = 1000  # cycle ids from here on make the stub run for a minute
 OTHER_INSTALLATIONS = ("DATABASE_URL", "RSI_DATABASE_URL", "RSI_PREFECT_API_URL", "RSI_PREFECT_AUTH")
 
 

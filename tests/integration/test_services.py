@@ -17,9 +17,17 @@ from orchestrator.reconcile import reconcile, running_flows
 from orchestrator.settings import Settings
 from orchestrator.store import Store
 from orchestrator.workers import FlowState
-from tests.integration.services_kit import OTHER_INSTALLATIONS, ROOT, STUB, nothing_is_left, rsi, settings_of, wait
+from tests.integration.services_kit import (
+    LONG,
+    OTHER_INSTALLATIONS,
+    ROOT,
+    STUB,
+    nothing_is_left,
+    rsi,
+    settings_of,
+    wait,
+)
 
-LONG = 1000  # cycle ids from here on make the stub run for a minute
 CONSOLE = util.find_spec("webui.app") is not None
 
 

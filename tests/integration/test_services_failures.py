@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.embedded import control, state
+from orchestrator import models as m
+from orchestrator import workers
+from orchestrator.embedded import control, database, prefect_server, state
 from orchestrator.embedded.layout import Layout
 from orchestrator.embedded.state import Phase
 from orchestrator.settings import Settings
-from tests.integration.services_kit import ROOT, environment, nothing_is_left, rsi, settings_of, wait
+from orchestrator.store import Store
+from orchestrator.workers import FlowState
+from tests.integration.services_kit import LONG, ROOT, STUB, environment, nothing_is_left, rsi, settings_of, wait
 
 
 @pytest.fixture
@@ -112,3 +116,29 @@ def test_a_killed_supervisor_is_cleaned_up_by_up_and_by_down(settings: Settings)
     wait(lambda: control.look(settings) is None, 10)
     assert control.down(settings)
     nothing_is_left(settings)
+
+
+@pytest.mark.full
+def test_down_interrupts_a_running_cycle_and_says_so(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    control.up(settings, console=False)
+    prefect_server.register(settings, (STUB,))
+    flow_run_id = workers.submit_cycle(LONG, settings=settings, deployment=STUB)
+    wait(lambda: workers.flow_run(flow_run_id, settings=settings).state is FlowState.RUNNING)
+    store = Store.open(database.url(settings), settings.artifacts)
+    cycle = store.cycles.create(
+        m.Cycle(name="t", recipe="t", config={}, config_digest="0", seed=0, base_checkpoint="", flow_run_id=flow_run_id)
+    )
+    assert cycle.id is not None
+    store.cycles.set_state(cycle.id, m.CycleState.RUNNING)
+    store.close()
+    assert control.down(settings)
+    nothing_is_left(settings)
+    control.up(settings, console=False)
+    store = Store.open(database.url(settings), settings.artifacts)
+    after = store.cycles.get(cycle.id)
+    store.close()
+    assert after.state is m.CycleState.FAILED
+    assert "`rsi down`" in after.error
+    assert f"rsi cycle resume {cycle.id}" in after.error
+    assert workers.flow_run(flow_run_id, settings=settings).state is FlowState.CRASHED
