@@ -35,7 +35,7 @@ while IFS= builtin read -r -d '' -u 198 __rsi_command; do
 done
 """
 _SUPERVISOR = r"""
-ulimit -S -c 0; ulimit -H -c 0; %s
+%s
 while :; do
  bash --noprofile --norc -c "$1" bash
  printf '!%%d\0' "$?" >&199

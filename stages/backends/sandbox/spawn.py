@@ -170,7 +170,8 @@ def _become_child(
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        # 1 byte, not 0: a core_pattern that pipes to a program of the machine ignores 0 and heeds only 1
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
         if uid:
             os.setgroups([])
             os.setresgid(uid, uid, uid)
