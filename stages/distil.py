@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.backends.protocols import OptimConfig, TrainSequence
+from stages.backends.protocols import Learner, OptimConfig, TrainSequence
 from stages.chat import Chat
 from stages.config import DistilConfig, EvaluateConfig
 from stages.context import StageContext
@@ -53,7 +53,8 @@ def distil(
     step = 0
     for epoch in range(config.epochs):
         for batch in _batches(_draw(ctx, config, by_task, epoch), config, ctx, epoch):
-            metrics = learner.distil_step(batch, lr=_lr(config, step, total))
+            sequences = [s for execution in batch for s in execution]
+            metrics = learner.distil_step(sequences, lr=_lr(config, step, total), trajectories=len(batch))
             step += 1
             yield StepDone(phase=Phase.DISTIL, step=step, metrics=metrics)
             yield Progress(phase=Phase.DISTIL, done=step, total=total)
@@ -85,7 +86,7 @@ def _options(
             options.append(Option(label=label, actor_dir=parent, is_parent=True))
         elif label == "midpoint":
             folder = ctx.work_dir / "distil" / "midpoint"
-            learner.save_midpoint(parent, saved["last"] / "actor", folder)  # type: ignore[attr-defined]
+            learner.save_midpoint(parent, saved["last"] / "actor", folder)
             options.append(Option(label=label, actor_dir=folder / "actor"))
         else:
             options.append(Option(label=label, actor_dir=saved[label] / "actor"))
@@ -109,12 +110,12 @@ def _draw(
 
 def _batches(
     executions: Sequence[list[TrainSequence]], config: DistilConfig, ctx: StageContext, epoch: int
-) -> list[list[TrainSequence]]:
-    """Batches of whole trajectories, shuffled, the last one never smaller than half a batch."""
+) -> list[list[list[TrainSequence]]]:
+    """Batches of whole trajectories (each a list of segments), shuffled, all of nearly the same size."""
     order = list(executions)
     rng(*ctx.seed, Phase.DISTIL, "order", epoch).shuffle(order)
     n = max(1, round(len(order) / config.batch_size))
-    return [[s for execution in order[i::n] for s in execution] for i in range(n)]
+    return [order[i::n] for i in range(n)]
 
 
 def _sequences(

@@ -159,7 +159,7 @@ def value_loss(
     sums = ValueSums(
         tokens=values.numel(),
         loss=float(loss.detach()),
-        clipped=int((clipped.detach() > plain.detach()).sum()),
+        clipped=int((((values - old_values).abs() > value_clip) & (clipped > plain)).detach().sum()),
         value=float(values.detach().double().sum()),
         target=float(value_targets.detach().double().sum()),
     )
