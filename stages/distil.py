@@ -78,7 +78,7 @@ def distil(
 
 
 def _options(
-    ctx: StageContext, config: DistilConfig, parent: Path, saved: Mapping[str, Path], learner: object
+    ctx: StageContext, config: DistilConfig, parent: Path, saved: Mapping[str, Path], learner: Learner
 ) -> list[Option]:
     options = []
     for label in config.candidates:
