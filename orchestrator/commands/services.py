@@ -1,9 +1,7 @@
-"""`rsi up`, `down`, `status`, `worker`, `console`."""
+"""`rsi up`, `down`, `status`, `worker`."""
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    for command in (up, down, status, worker, console):
+    for command in (up, down, status, worker):
         app.command(rich_help_panel="Services")(command)
 
 
@@ -137,37 +135,6 @@ def worker(
     from orchestrator import workers
 
     workers.run_worker(pool, name=name, settings=terminal.settings())
-
-
-def console(
-    host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
-    port: Annotated[int | None, typer.Option(min=1, max=65535, metavar="N", help="Port.", show_default="8400")] = None,
-) -> None:
-    """Run only the console, in the foreground (containers, system services).
-
-    The database is brought up to date first. `rsi up` runs the console, too.
-
-    Example:
-
-        DATABASE_URL=postgresql://me@db/rsi rsi console --host 0.0.0.0 --port 8080
-    """
-    from orchestrator.embedded import control, database, ports, services
-    from orchestrator.store import schema
-
-    settings = terminal.settings()
-    settings = settings.model_copy(
-        update={"console_host": host or settings.console_host, "console_port": port or settings.console_port}
-    )
-    url = database.url(settings)
-    ports.require_free(
-        settings.console_port, service="console", option="rsi console --port N", host=settings.console_host
-    )
-    schema.upgrade(url)
-    service = services.console(control.running_settings(settings), url)
-    terminal.console().print(f"Console on {service.url}; Ctrl-C stops it.")
-    sys.stdout.flush()
-    services.default_signals()
-    os.execve(service.command[0], service.command, {**os.environ, **service.environment})
 
 
 # --------------------------------------------------------------------------- output

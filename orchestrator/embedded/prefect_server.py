@@ -210,7 +210,8 @@ def job_variables() -> Mapping[str, object]:
 
     Its output goes to a file of its own, not through the worker: a flow that prints into the pipe of a dead worker dies.
     """
-    return {"stream_output": False, "command": f"{sys.executable} -m {FLOW_PROCESS}"}
+    python = "python" if external() else sys.executable  # workers elsewhere have a venv of their own on their PATH
+    return {"stream_output": False, "command": f"{python} -m {FLOW_PROCESS}"}
 
 
 def wait_healthy(settings: Settings, *, timeout_s: float) -> bool:

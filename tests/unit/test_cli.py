@@ -37,7 +37,7 @@ def commands() -> list[tuple[str, ...]]:
 
 
 def test_the_promised_commands_are_there() -> None:
-    promised = """up, down, status, doctor, demo, worker, console, cycle launch, cycle list, cycle show, cycle pause,
+    promised = """up, down, status, doctor, demo, worker, setup, console, reconcile, cycle launch, cycle list, cycle show, cycle pause,
         cycle resume, cycle cancel, cycle logs, checkpoint list, checkpoint show, checkpoint export, suite generate,
         suite list, model build, users add"""
     assert {tuple(p.split()) for p in promised.split(",")} <= set(commands())
