@@ -56,5 +56,5 @@ def attempts(
 
 
 def repeat(tasks: Sequence[Task], k: int) -> list[AttemptSpec]:
-    """k attempts at each task, attempt by attempt, so that a wave holds many tasks."""
-    return [AttemptSpec(task=t, attempt=a, key=(t.id, a)) for a in range(k) for t in tasks]
+    """k attempts at each task, side by side: equal prompts of one wave are computed once."""
+    return [AttemptSpec(task=t, attempt=a, key=(t.id, a)) for t in tasks for a in range(k)]

@@ -21,7 +21,7 @@ def profile(
     tasks = draw_tasks(pool, config.profile.draw, seed=(*ctx.seed, Phase.PROFILE))
     k = config.profile.attempts_per_task
     yield PhaseStarted(phase=Phase.PROFILE, total=len(tasks) * k)
-    specs = [AttemptSpec(task=t, attempt=a, key=(i, a)) for a in range(k) for i, t in enumerate(tasks)]
+    specs = [AttemptSpec(task=t, attempt=a, key=(i, a)) for i, t in enumerate(tasks) for a in range(k)]
     done = yield from attempts(ctx, Phase.PROFILE, specs, SamplingConfig(max_new_tokens=ctx.max_new_tokens))
     counted = [t for t in done if t.verdict.counts]
     scales = scales_of(config, counted, {t.family: t.stratum for t in pool})
@@ -54,4 +54,4 @@ def scales_of(
 
 def reward_model(config: RPRConfig, scales: Sequence[FamilyScale]) -> RewardModel:
     """The reward of a phase under its frozen scales."""
-    return RewardModel(kind=config.reward.kind, scales=scales, progress=config.reward.progress)
+    return RewardModel(kind=config.reward.kind, scales=tuple(scales), progress=config.reward.progress)

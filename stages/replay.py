@@ -59,7 +59,7 @@ def _plan(
         return arm, book, AttemptSpec(task=tasks[book.task_id], attempt=attempt, key=key, runbook=shown)
 
     m = config.attempts_per_runbook
-    plan = [spec("own", book, book, a) for a in range(m) for book in books]
+    plan = [spec("own", book, book, a) for book in books for a in range(m)]  # equal prompts of a wave are computed once
     sample = rng(*ctx.seed, Phase.REPLAY, "controls").sample(list(books), min(config.control_runbooks, len(books)))
     for book in sample:
         others = [b for b in books if b.task_id != book.task_id]
