@@ -14,6 +14,7 @@ import json
 import platform
 import time
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -143,7 +144,8 @@ def report(found: list[dict], tasks: int, seeds: list[int]) -> str:
     for suite in SUITES:
         lines += [f"## {suite}", "", table(found, suite), "", rises(found, suite), "", by_stratum(found, suite), ""]
     lines += ["## Explained variance", "", ev_table(found), "", "## Runbooks", "", replay_table(found), ""]
-    lines += [f"Loop wall time: {', '.join(f'{r["wall_s"]:.0f} s (seed {r["seed"]})' for r in found)}.", ""]
+    walls = ", ".join("{wall_s:.0f} s (seed {seed})".format(**r) for r in found)
+    lines += [f"Loop wall time: {walls}.", ""]
     return "\n".join(lines)
 
 
@@ -171,7 +173,7 @@ def table(found: list[dict], suite: str) -> str:
 def rises(found: list[dict], suite: str) -> str:
     lines = ["| step | " + " | ".join(f"seed {r['seed']}" for r in found) + " | mean | paired 95 % (tasks and seeds) |"]
     lines.append("|---|" + "---|" * (len(found) + 2))
-    pairs = [*zip(NAMES, NAMES[1:], strict=False), ("Base", "RPR-2"), ("Base", "control"), ("control", "RPR-2")]
+    pairs = [*pairwise(NAMES), ("Base", "RPR-2"), ("Base", "control"), ("control", "RPR-2")]
     for before, after in pairs:
         deltas = [rate(r["scores"][after][suite]) - rate(r["scores"][before][suite]) for r in found]
         low, high = paired(found, suite, before, after)
