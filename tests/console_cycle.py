@@ -147,8 +147,8 @@ def _phases(store: Store, stage: m.Stage, offset: int) -> None:
     if stage.kind is m.StageKind.RSR:
         for phase in (Phase.EXPLORE, Phase.REPLAY):
             persist(store, stage, PhaseStarted(phase=phase, total=24))
-            _attempts(store, stage, phase, 0, 24, rate - 0.1, offset)
-            persist(store, stage, PhaseDone(phase=phase, facts={"passed": 12, "attempts": 24, "note": None}))
+            _attempts(store, stage, phase, 0, 12, rate - 0.1, offset)
+            persist(store, stage, PhaseDone(phase=phase, facts={"passed": 6, "attempts": 12, "note": None}))
         persist(
             store,
             stage,
@@ -167,7 +167,7 @@ def _phases(store: Store, stage: m.Stage, offset: int) -> None:
         for phase, steps in ((Phase.CALIBRATE, 4), (Phase.JOINT, 12 if stage.round == 1 else 4)):
             persist(store, stage, PhaseStarted(phase=phase, total=steps))
             for step in range(1, steps + 1):
-                _attempts(store, stage, phase, step, 16, rate - 0.1 + step / 100, offset)
+                _attempts(store, stage, phase, step, 8, rate - 0.1 + step / 100, offset)
                 ev = None if step == 2 and phase is Phase.JOINT else -0.9 / (step + stage.index) + 0.02 * step
                 persist(store, stage, StepDone(phase=phase, step=step, metrics={"critic/vf_explained_var": ev}))
             persist(store, stage, PhaseDone(phase=phase, facts={"steps": steps}))

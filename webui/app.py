@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
@@ -19,6 +19,7 @@ from stages.errors import ServiceError, StoreError
 from webui import sse
 from webui.contexts import ErrorContext
 from webui.pages import charts, checkpoints, cycle, cycles, lineage, overview, trajectories, trajectory
+from webui.pages.parts import no_nul
 from webui.rendering import STATIC, page
 from webui.security import SecurityHeaders
 
@@ -56,7 +57,14 @@ def create_app(store: Store | None = None) -> FastAPI:
         if own:
             opened.close()
 
-    app = FastAPI(title="Terminal-RSI", docs_url=None, redoc_url=None, openapi_url=None, lifespan=life)
+    app = FastAPI(
+        title="Terminal-RSI",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        lifespan=life,
+        dependencies=[Depends(no_nul)],
+    )
     app.state.store = opened
     app.add_middleware(GZipMiddleware, minimum_size=1024)
     app.add_middleware(SecurityHeaders)

@@ -1,7 +1,4 @@
-"""What each page's template receives: one frozen dataclass per page. A page is this contract plus its template.
-
-`events_after` is the id of the newest event when the page was made: the live stream continues from there.
-"""
+"""What each page's template receives: one frozen dataclass per page. A page is this contract plus its template."""
 
 from __future__ import annotations
 
@@ -23,7 +20,13 @@ class PageContext:
     template: ClassVar[str]
     title: str
     section: str  # entry of the left rail
-    events_after: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveContext(PageContext):
+    """A page that changes while it is open."""
+
+    events_after: int  # the newest event when the page was made: the stream goes on from there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +74,7 @@ class LatestCheckpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverviewContext(PageContext):
+class OverviewContext(LiveContext):
     template: ClassVar[str] = "overview.html"
     gates: Sequence[tuple[CycleSummary, int]]  # suspended cycles, runbooks that wait for people
     failed: Sequence[CycleSummary]
@@ -83,7 +86,7 @@ class OverviewContext(PageContext):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CyclesContext(PageContext):
+class CyclesContext(LiveContext):
     template: ClassVar[str] = "cycles.html"
     rows: Sequence[CycleSummary]
     strips: Mapping[int, Sequence[Node]]
@@ -127,7 +130,7 @@ class CurveTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CycleContext(PageContext):
+class CycleContext(LiveContext):
     template: ClassVar[str] = "cycle.html"
     cycle: m.Cycle
     facts: Sequence[Fact]
@@ -147,7 +150,7 @@ class CycleContext(PageContext):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointsContext(PageContext):
+class CheckpointsContext(LiveContext):
     template: ClassVar[str] = "checkpoints.html"
     rows: Sequence[CheckpointRow]
     suites: Sequence[str]
@@ -183,7 +186,7 @@ class CheckpointContext(PageContext):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineageContext(PageContext):
+class LineageContext(LiveContext):
     template: ClassVar[str] = "lineage.html"
     dag: Dag
     cycles: Sequence[Choice]

@@ -104,12 +104,12 @@ def digest(value: str | None) -> str:
 
 
 def visible(text: str) -> str:
-    """Terminal text with its control characters shown as pictures (␛), so that none acts on the page or hides text."""
+    """Terminal text with its control characters written out (^[ for escape), so that none acts on the page or hides text."""
     return _CONTROL.sub(_picture, text.replace("\r\n", "\n").replace("\t", "    "))
 
 
 def _picture(match: re.Match[str]) -> str:
     code = ord(match.group())
-    if code < 0x20:
-        return chr(0x2400 + code)
-    return "␡" if code == 0x7F else "\ufffd"
+    if code < 0x20 or code == 0x7F:
+        return f"^{chr(code ^ 0x40)}"
+    return "\ufffd"

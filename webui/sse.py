@@ -16,6 +16,7 @@ from fastapi.responses import StreamingResponse
 from orchestrator import models as m
 from orchestrator.store import Store
 from stages.errors import StoreError
+from webui.pages.parts import Before, QueryId
 from webui.rendering import fragment
 
 PULSE_S = 0.5  # how often the newest id is read while a page is open
@@ -107,10 +108,10 @@ def signals(events: Sequence[m.Event]) -> list[tuple[int, str]]:
 
 
 @router.get("/events", include_in_schema=False)
-async def events(request: Request, cycle: int | None = None, after: int = 0, log: bool = False) -> StreamingResponse:
+async def events(request: Request, cycle: QueryId = None, after: Before = 0, log: bool = False) -> StreamingResponse:
     """`after`: newest event that the page already shows. `log`: push new log lines of the cycle as list items."""
     last = request.headers.get("Last-Event-ID", "")
-    start = int(last) if last.isdigit() else after
+    start = int(last) if last.isdigit() and len(last) < 19 else after or 0
     stream = _stream(request, cycle, start, log)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(stream, media_type="text/event-stream", headers=headers)

@@ -120,7 +120,7 @@ def _steps(points: Sequence[CurvePoint], title: str, *, percent: bool) -> Figure
                 "title": {"text": f"step{note}"},
                 "tickmode": "array",
                 "tickvals": ticks,
-                "ticktext": [kept[i].stage for i in ticks],
+                "ticktext": ["<br>" * (n % 2) + kept[i].stage for n, i in enumerate(ticks)],  # two lines: no overlap
                 "tickangle": 0,
                 "zeroline": False,
             },

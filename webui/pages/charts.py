@@ -7,13 +7,13 @@ from fastapi.responses import JSONResponse
 
 from webui.charts.figures import ev_figure, success_figure
 from webui.pages.curves import ev_points, success_points
-from webui.pages.parts import missing, queries_of, store_of
+from webui.pages.parts import RowId, missing, queries_of, store_of
 
 router = APIRouter()
 
 
 @router.get("/cycles/{cycle_id}/charts/{name}.json", include_in_schema=False)
-def chart(request: Request, cycle_id: int, name: str) -> JSONResponse:
+def chart(request: Request, cycle_id: RowId, name: str) -> JSONResponse:
     store = store_of(request)
     if queries_of(request).cycle(cycle_id) is None:
         raise missing(f"cycle {cycle_id}")

@@ -10,7 +10,17 @@ from orchestrator.lineage import CriticProof, Proof, ancestors, compare_critics
 from webui import formats, urls
 from webui.charts.dag import colour_of, dag
 from webui.contexts import CheckpointContext, CheckpointsContext, Fact, Parent
-from webui.pages.parts import best_scores, checkpoint_rows, missing, queries_of, store_of, suites_of
+from webui.pages.parts import (
+    Before,
+    QueryId,
+    RowId,
+    best_scores,
+    checkpoint_rows,
+    missing,
+    queries_of,
+    store_of,
+    suites_of,
+)
 from webui.rendering import page
 
 router = APIRouter()
@@ -19,7 +29,7 @@ PAGE = 50
 
 @router.get("/checkpoints", response_class=HTMLResponse)
 def checkpoints(
-    request: Request, cycle: int | None = None, candidates: bool = False, before: int | None = None
+    request: Request, cycle: QueryId = None, candidates: bool = False, before: Before = None
 ) -> HTMLResponse:
     """`candidates`: also those of single steps."""
     store, queries = store_of(request), queries_of(request)
@@ -43,7 +53,7 @@ def checkpoints(
 
 
 @router.get("/checkpoints/{checkpoint_id}", response_class=HTMLResponse)
-def checkpoint(request: Request, checkpoint_id: int) -> HTMLResponse:
+def checkpoint(request: Request, checkpoint_id: RowId) -> HTMLResponse:
     store, queries = store_of(request), queries_of(request)
     row = queries.checkpoint(checkpoint_id)
     if row is None:

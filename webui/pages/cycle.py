@@ -17,7 +17,7 @@ from webui import formats, urls
 from webui.charts.gantt import gantt
 from webui.contexts import CycleContext, Fact, Node, StageRow
 from webui.pages.curves import ev_points, ev_table, success_points, success_table
-from webui.pages.parts import LIVE, best_scores, checkpoint_rows, missing, queries_of, store_of, strip, suites_of
+from webui.pages.parts import LIVE, RowId, best_scores, checkpoint_rows, missing, queries_of, store_of, strip, suites_of
 from webui.rendering import page
 
 router = APIRouter()
@@ -25,7 +25,7 @@ LOG_LINES = 200
 
 
 @router.get("/cycles/{cycle_id}", response_class=HTMLResponse)
-def cycle(request: Request, cycle_id: int, level: Annotated[int, Query(ge=0, le=50)] = 0) -> HTMLResponse:
+def cycle(request: Request, cycle_id: RowId, level: Annotated[int, Query(ge=0, le=50)] = 0) -> HTMLResponse:
     """`level`: lowest level of log lines shown, as in `logging`."""
     store, queries = store_of(request), queries_of(request)
     after = store.events.last_id()
@@ -65,7 +65,7 @@ def cycle(request: Request, cycle_id: int, level: Annotated[int, Query(ge=0, le=
 
 
 @router.get("/cycles/{cycle_id}/log.txt", include_in_schema=False)
-def log(request: Request, cycle_id: int) -> StreamingResponse:
+def log(request: Request, cycle_id: RowId) -> StreamingResponse:
     """The whole log as text."""
     store = store_of(request)
     if queries_of(request).cycle(cycle_id) is None:

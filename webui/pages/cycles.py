@@ -8,7 +8,7 @@ from fastapi.responses import HTMLResponse
 from orchestrator import models as m
 from webui import urls
 from webui.contexts import CyclesContext
-from webui.pages.parts import LIVE, choices, queries_of, store_of, strips
+from webui.pages.parts import LIVE, Before, choices, queries_of, store_of, strips
 from webui.rendering import page
 
 router = APIRouter()
@@ -23,7 +23,7 @@ GROUPS: dict[str, tuple[m.CycleState, ...]] = {
 
 
 @router.get("/cycles", response_class=HTMLResponse)
-def cycles(request: Request, state: str = "", q: str = "", before: int | None = None) -> HTMLResponse:
+def cycles(request: Request, state: str = "", q: str = "", before: Before = None) -> HTMLResponse:
     store, queries = store_of(request), queries_of(request)
     after = store.events.last_id()
     found = store.cycles.list(states=GROUPS.get(state, ()), text=q, before=before, limit=PAGE)

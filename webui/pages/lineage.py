@@ -9,7 +9,7 @@ from orchestrator.lineage import Lineage, ancestors
 from webui import urls
 from webui.charts.dag import dag
 from webui.contexts import LineageContext
-from webui.pages.parts import choices, missing, queries_of, store_of
+from webui.pages.parts import QueryId, choices, missing, queries_of, store_of
 from webui.rendering import page
 
 router = APIRouter()
@@ -17,7 +17,7 @@ MOST = 200  # nodes; more are left out and counted
 
 
 @router.get("/lineage", response_class=HTMLResponse)
-def lineage(request: Request, cycle: int | None = None, checkpoint: int | None = None) -> HTMLResponse:
+def lineage(request: Request, cycle: QueryId = None, checkpoint: QueryId = None) -> HTMLResponse:
     """All kept checkpoints, one cycle's, or one checkpoint's ancestors."""
     store, queries = store_of(request), queries_of(request)
     after = store.events.last_id()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated
 
-from fastapi import HTTPException, Request
+from fastapi import HTTPException, Path, Query, Request
 
 from orchestrator import models as m
 from orchestrator.lineage import compare_critics
@@ -13,6 +14,11 @@ from orchestrator.store.console_queries import ConsoleQueries, CycleSummary, Sco
 from webui.charts.dag import colour_of
 from webui.charts.palette import colour_index
 from webui.contexts import CheckpointRow, Choice, Node
+
+MAX_ID = 2**31 - 1  # of an integer key in Postgres
+RowId = Annotated[int, Path(ge=1, le=MAX_ID)]
+QueryId = Annotated[int | None, Query(ge=1, le=MAX_ID)]
+Before = Annotated[int | None, Query(ge=0, le=2**63 - 1)]
 
 LIVE = frozenset(
     {
@@ -32,6 +38,12 @@ def store_of(request: Request) -> Store:
 
 def queries_of(request: Request) -> ConsoleQueries:
     return ConsoleQueries(store_of(request))
+
+
+def no_nul(request: Request) -> None:
+    """A NUL in an address is no text that Postgres could hold, so nothing can be found for it."""
+    if "\0" in request.url.path or "%00" in request.url.query or "\0" in str(request.path_params):
+        raise HTTPException(status_code=422, detail="The address holds a NUL character")
 
 
 def missing(what: str) -> HTTPException:

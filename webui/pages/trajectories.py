@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from fastapi import APIRouter, HTTPException, Request
+from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import HTMLResponse
 
 from orchestrator.store import TrajectoryFilter
@@ -14,7 +14,7 @@ from orchestrator.store.trajectories import COUNT_CAP
 from stages.domain import EndReason, Phase, Stratum, Verdict
 from webui import urls
 from webui.contexts import Choice, TrajectoriesContext
-from webui.pages.parts import choices, queries_of, store_of
+from webui.pages.parts import MAX_ID, Before, QueryId, choices, queries_of, store_of
 from webui.rendering import page
 
 router = APIRouter()
@@ -32,10 +32,10 @@ E = TypeVar("E", bound=StrEnum)
 @router.get("/trajectories", response_class=HTMLResponse)
 def trajectories(
     request: Request,
-    cycle: int | None = None,
-    stage: int | None = None,
-    step: int | None = None,
-    checkpoint: int | None = None,
+    cycle: QueryId = None,
+    stage: QueryId = None,
+    step: Annotated[int | None, Query(ge=0, le=MAX_ID)] = None,
+    checkpoint: QueryId = None,
     phase: str = "",
     suite: str = "",
     task: str = "",
@@ -47,11 +47,10 @@ def trajectories(
     gate: bool = False,
     flagged: bool = False,
     costly: bool = False,
-    before: int | None = None,
+    before: Before = None,
 ) -> HTMLResponse:
     """`gate`: only the gate check failed. `costly`: unsolved attempts by sampled tokens instead of by time."""
     store, queries = store_of(request), queries_of(request)
-    after = store.events.last_id()
     where = TrajectoryFilter(
         cycle_id=cycle,
         stage_id=stage,
@@ -82,7 +81,6 @@ def trajectories(
     context = TrajectoriesContext(
         title="Trajectories",
         section="trajectories",
-        events_after=after,
         rows=rows,
         filters=[
             (

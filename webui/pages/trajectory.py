@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from orchestrator import models as m
 from webui import formats, urls
 from webui.contexts import Choice, Fact, TrajectoryContext, TurnView
-from webui.pages.parts import missing, queries_of, store_of
+from webui.pages.parts import MAX_ID, missing, queries_of, store_of
 from webui.rendering import page
 
 router = APIRouter()
@@ -19,12 +20,13 @@ LONG_CHARS, LONG_LINES = 1200, 16  # a longer observation starts folded
 
 
 @router.get("/trajectories/{trajectory_id}", response_class=HTMLResponse)
-def trajectory(request: Request, trajectory_id: str, first: int = 0, q: str = "") -> HTMLResponse:
+def trajectory(
+    request: Request, trajectory_id: str, first: Annotated[int, Query(ge=0, le=MAX_ID)] = 0, q: str = ""
+) -> HTMLResponse:
     """`first`: index of the first turn shown. `q`: words to look for in commands and observations."""
     store, queries = store_of(request), queries_of(request)
     if queries.trajectory(trajectory_id) is None:
         raise missing(f"trajectory {trajectory_id[:60]}")
-    first = max(0, first)
     detail = store.trajectories.detail(trajectory_id, first_turn=first, turns=TURNS)
     row = detail.trajectory
     written = queries.runbooks_from(trajectory_id)
