@@ -223,12 +223,11 @@ class Attempt:
             self._world,
             [*self._common(), "--chdir", self._spec["workdir"]],
             command_line(pids=self._spec["pids"], data_kb=data_kb),
-            uid=self._uid,
             env=_AGENT_ENV,
             output_fd=output,
             seccomp_fd=self._filters[True],
             fds={COMMAND_FD: command_in, REPORT_FD: report_out},
-            cgroup_procs=self._group.procs if self._group else (),
+            group=self._group,
         )
 
     def _common(self) -> list[str]:
@@ -278,12 +277,11 @@ class Attempt:
                 self._world,
                 options,
                 [UNREADABLE_BASH, "--noprofile", "--norc", f"/{kind}/{name}"],
-                uid=self._uid,
                 env=_SCRIPT_ENV,
                 output_fd=out_w,
                 seccomp_fd=self._filters[False],
                 fds=channel.fds,
-                cgroup_procs=self._group.procs if self._group else (),
+                group=self._group,
             )
         finally:
             os.close(out_w)

@@ -25,6 +25,7 @@ class Hierarchy:
     parent_fd: int
     name: str
     fd: int
+    home_fd: int  # cgroup.procs of the group that the host was born in and returns to after starting a jail
 
 
 class Cgroups:
@@ -44,11 +45,12 @@ class Cgroups:
             for kind in _V1:
                 base = f"{_ROOT}/{kind}{own.get(kind, '/')}"
                 if os.path.isdir(f"{_ROOT}/{kind}") and os.path.exists(f"{_ROOT}/{kind}/cgroup.procs"):
-                    found += _make(1, (kind,), base if os.path.isdir(base) else f"{_ROOT}/{kind}")
+                    base = base if os.path.isdir(base) else f"{_ROOT}/{kind}"
+                    found += _make(1, (kind,), base, base)
             if not found and os.path.exists(f"{_ROOT}/cgroup.controllers"):
                 kinds = _v2_controllers(_ROOT)
                 if kinds:
-                    found += _make(2, kinds, _ROOT)
+                    found += _make(2, kinds, _ROOT, _ROOT + own.get("", "/"))
         return cls(found)
 
     def describe(self) -> dict[str, int]:
@@ -69,8 +71,8 @@ class Cgroups:
                 if name.startswith(_PREFIX):
                     _remove(name, h.fd)
             _remove(h.name, h.parent_fd)
-            os.close(h.fd)
-            os.close(h.parent_fd)
+            for fd in (h.fd, h.parent_fd, h.home_fd):
+                os.close(fd)
         self._hierarchies = []
 
 
@@ -85,10 +87,14 @@ class Group:
             os.mkdir(self._name, dir_fd=h.fd)
             self._procs.append(os.open(f"{self._name}/cgroup.procs", os.O_WRONLY, dir_fd=h.fd))
 
-    @property
-    def procs(self) -> list[int]:
-        """Descriptors of `cgroup.procs`; a process that writes 0 there joins."""
-        return self._procs
+    def __enter__(self) -> None:
+        """The caller moves in, so that what it starts is born here; no process of an attempt ever runs outside its limits."""
+        for fd in self._procs:
+            os.write(fd, b"0")
+
+    def __exit__(self, *_: object) -> None:
+        for h in self._hierarchies:
+            os.write(h.home_fd, b"0")
 
     def limit(self, *, memory_mb: int, pids: int, cpus: float) -> None:
         size = memory_mb << 20
@@ -166,7 +172,7 @@ def _v2_controllers(base: str) -> tuple[str, ...]:
     return tuple(k for k in _V1 if k in present)
 
 
-def _make(version: int, kinds: tuple[str, ...], base: str) -> list[Hierarchy]:
+def _make(version: int, kinds: tuple[str, ...], base: str, home: str) -> list[Hierarchy]:
     name = f"{_PREFIX}{os.getpid()}-{_birth(os.getpid())}"
     try:
         parent_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY)
@@ -176,9 +182,9 @@ def _make(version: int, kinds: tuple[str, ...], base: str) -> list[Hierarchy]:
             fd = os.open(f"{name}/cgroup.subtree_control", os.O_WRONLY, dir_fd=parent_fd)
             os.write(fd, " ".join(f"+{k}" for k in kinds).encode())
             os.close(fd)
-        return [
-            Hierarchy(version, kinds, parent_fd, name, os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=parent_fd))
-        ]
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=parent_fd)
+        home_fd = os.open(f"{home}/cgroup.procs", os.O_WRONLY)
+        return [Hierarchy(version, kinds, parent_fd, name, fd, home_fd)]
     except OSError:  # not permitted: reported by the backend's capabilities, never pretended
         return []
 

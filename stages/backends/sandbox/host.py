@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import sys
@@ -158,6 +159,12 @@ def main() -> None:
             kernel.become(int(config["host_uid"]))
         guard_gone = world.enter_namespaces()
         world.build_root(config)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+        # 1 byte, not 0: a core_pattern that pipes to a program of the machine ignores 0 and heeds only 1
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+        if config["uid"]:
+            kernel.become_keeping_admin(int(config["uid"]))
+        kernel.die_with_parent(signal.SIGKILL)  # here, because the kernel forgets it when credentials change
         reserve_descriptors()
     except (OSError, KeyError, ValueError) as error:
         connection.sendall(pack({"event": "fatal", "error": str(error)}))

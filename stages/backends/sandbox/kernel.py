@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
@@ -21,6 +22,8 @@ MNT_DETACH = 2
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
+_PR_SET_KEEPCAPS = 8
+_CAPS_KEPT = (1, 5, 18, 21)  # DAC_OVERRIDE (cgroup files), KILL, SYS_CHROOT and SYS_ADMIN (mounts, setns)
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -89,11 +92,16 @@ def become(uid: int) -> None:
     _check(_libc.prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(1), 0, 0, 0), "prctl(PR_SET_DUMPABLE)")
 
 
-def set_fs_ids(uid: int, gid: int) -> None:
-    """Owner of files made from now on. The order matters: leaving fsuid 0 drops the right to change fsgid."""
-    if uid:
-        _libc.setfsgid(ctypes.c_uint(gid))
-        _libc.setfsuid(ctypes.c_uint(uid))
-    else:
-        _libc.setfsuid(ctypes.c_uint(uid))
-        _libc.setfsgid(ctypes.c_uint(gid))
+def become_keeping_admin(uid: int) -> None:
+    """Change to a normal user but keep what mounting, entering namespaces and writing cgroups need.
+
+    Programs started from here lose it all on exec, so starting one needs no change of user between fork and exec.
+    """
+    _check(_libc.prctl(_PR_SET_KEEPCAPS, ctypes.c_ulong(1), 0, 0, 0), "prctl(PR_SET_KEEPCAPS)")
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    mask = sum(1 << c for c in _CAPS_KEPT)
+    header = struct.pack("=Ii", 0x20080522, 0)
+    data = struct.pack("=IIIIII", mask, mask, 0, 0, 0, 0)  # effective, permitted, inheritable; low words, then high
+    _check(_libc.capset(header, data), "capset")

@@ -61,7 +61,7 @@ class Outcome:
 
 def command_line(*, pids: int, data_kb: int | None) -> list[str]:
     """argv of the supervisor. `pids` counts every process of the jail: it has a user namespace of its own."""
-    limits = f"ulimit -u {pids}" + (f"; ulimit -d {data_kb}" if data_kb else "")
+    limits = f"ulimit -n 1024; ulimit -u {pids}" + (f"; ulimit -d {data_kb}" if data_kb else "")
     return ["/bin/bash", "--noprofile", "--norc", "-c", _SUPERVISOR % limits, "bash", _LOOP]
 
 

@@ -1,17 +1,19 @@
 """Start bwrap and reap what dies. Runs in the host process, which is the init of its PID namespace.
 
-Standard library only. `fork` is cheap here because the host is small; the training process never forks per attempt.
+Standard library only. The training process never forks per attempt; the host has few pages and uses posix_spawn.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import resource
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from stages.backends.sandbox.cgroups import Group
 from stages.backends.sandbox.channel import CHANNEL_FD, NONCE_FD
 from stages.backends.sandbox.world import AttemptWorld
 
@@ -105,25 +107,27 @@ class Jail:
         options: Sequence[str],
         command: Sequence[str],
         *,
-        uid: int,
         env: Mapping[str, str],
         output_fd: int,
         seccomp_fd: int,
         fds: Mapping[int, int] | None = None,
-        cgroup_procs: Sequence[int] = (),
+        group: Group | None = None,
     ) -> None:
-        """`fds` maps descriptor numbers in the jail to ours; `cgroup_procs` are descriptors of `cgroup.procs` files."""
+        """`fds` maps descriptor numbers in the jail to ours; the jail is born in `group`."""
         args_fd = memory_file(b"".join(o.encode("utf-8", "surrogateescape") + b"\0" for o in options))
         os.lseek(seccomp_fd, 0, os.SEEK_SET)
         # a memfd's offset is shared by all who inherit it: every bwrap needs its own open file
         own_seccomp = os.open(f"/proc/self/fd/{seccomp_fd}", os.O_RDONLY)
         argv = [BWRAP, "--args", str(ARGS_FD), "--seccomp", str(SECCOMP_FD), "--", *command]
-        wanted = {0: -1, 1: output_fd, 2: output_fd, ARGS_FD: args_fd, SECCOMP_FD: own_seccomp, **(fds or {})}
+        wanted = {1: output_fd, 2: output_fd, ARGS_FD: args_fd, SECCOMP_FD: own_seccomp, **(fds or {})}
+        actions: list[tuple[Any, ...]] = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)]
+        actions += [(os.POSIX_SPAWN_DUP2, source, target) for target, source in wanted.items()]
         try:
-            with world:
-                self.monitor = os.fork()
-                if self.monitor == 0:
-                    _become_child(argv, wanted, uid, env, cgroup_procs)
+            with world, group or contextlib.nullcontext():
+                # posix_spawn does not copy this process's page tables: three times cheaper than fork
+                self.monitor = os.posix_spawn(
+                    BWRAP, argv, dict(env), file_actions=actions, setsigdef=[signal.SIGINT, signal.SIGPIPE]
+                )
         finally:
             os.close(args_fd)
             os.close(own_seccomp)
@@ -154,30 +158,3 @@ def _kill(pid: int, number: int = signal.SIGKILL) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         return
-
-
-def _become_child(
-    argv: list[str], wanted: Mapping[int, int], uid: int, env: Mapping[str, str], cgroup_procs: Sequence[int]
-) -> None:
-    """After fork: descriptors, cgroups, user, exec. Never returns."""
-    try:
-        for fd in cgroup_procs:
-            os.write(fd, b"0")
-        for target, source in wanted.items():
-            if source < 0:
-                source = os.open("/dev/null", os.O_RDONLY)
-            os.dup2(source, target, inheritable=True)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
-        # 1 byte, not 0: a core_pattern that pipes to a program of the machine ignores 0 and heeds only 1
-        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
-        if uid:
-            os.setgroups([])
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
-        os.chdir("/")
-        os.execve(argv[0], argv, dict(env))
-    except BaseException as error:
-        os.write(2, f"sandbox child failed before exec: {error!r}\n".encode())
-    os._exit(71)

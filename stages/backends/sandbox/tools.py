@@ -5,6 +5,8 @@ Decided in the training process, done by the host (`world.build_root`).
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -15,6 +17,7 @@ from typing import Any
 _PACKAGES = (
     "pytest",
     "_pytest",
+    "py",
     "pluggy",
     "iniconfig",
     "packaging",
@@ -23,6 +26,7 @@ _PACKAGES = (
     "tomli",
     "typing_extensions",
 )
+_DISTRIBUTIONS = ("pytest", "pluggy", "iniconfig", "packaging", "pygments", "exceptiongroup", "tomli")
 _COMMANDS = {"python3": "python3.sh", "python": "python3.sh", "pytest": "pytest.sh", "uvx": "uvx.sh"}
 _HERE = Path(__file__).parent / "verifier_tools"
 
@@ -40,6 +44,11 @@ def world_config() -> dict[str, Any]:
             binds[f"lib/{name}"] = str(Path(spec.origin).parent)
         else:
             texts[f"lib/{name}.py"] = Path(spec.origin).read_text()
+    for distribution in _DISTRIBUTIONS:  # some of them ask for their own version at run time
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            version = importlib.metadata.version(distribution)
+            text = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+            texts[f"lib/{distribution}-{version}.dist-info/METADATA"] = text
     links: dict[str, str] = {}
     prefix = os.path.realpath(sys.base_prefix)
     executable = f"bin/python{sys.version_info.major}.{sys.version_info.minor}"
