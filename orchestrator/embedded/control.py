@@ -17,7 +17,7 @@ from orchestrator.embedded.state import Phase, Published
 from orchestrator.settings import Settings
 from stages.errors import ServiceError
 
-UP_TIMEOUT_S = 240.0  # the services' own limits are shorter and give better messages
+UP_TIMEOUT_S = 300.0  # the services' own limits are shorter and give better messages
 DOWN_TIMEOUT_S = 90.0
 LOCK_WAIT_S = 5.0  # from the launch to the lock; measured 0.02 s
 Watch = Callable[[Published], None]  # called with each new snapshot

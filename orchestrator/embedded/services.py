@@ -63,7 +63,7 @@ def prefect(settings: Settings, database_url: str) -> Service:
         environment={**common(settings, database_url), **prefect_server.server_environment(settings, database_url)},
         log=Layout(settings.home).log("prefect"),
         ready=lambda since: prefect_server.healthy(settings),
-        ready_timeout_s=120,
+        ready_timeout_s=180,  # 24 s measured for a first start; a busy machine needs more
         port=settings.prefect_port,
         option=PREFECT_OPTION,
         url=prefect_server.api_url(settings).removesuffix("/api"),

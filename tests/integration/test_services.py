@@ -2,6 +2,8 @@
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -22,6 +24,7 @@ from tests.integration.services_kit import (
     OTHER_INSTALLATIONS,
     ROOT,
     STUB,
+    environment,
     nothing_is_left,
     rsi,
     settings_of,
@@ -151,3 +154,19 @@ def test_flow_killed_with_its_worker_becomes_resumable(installation: Settings, s
     wait(restarted, 40)
     again = workers.submit_cycle(8, settings=installation, deployment=STUB)
     wait(lambda: workers.flow_run(again, settings=installation).state is FlowState.COMPLETED)
+
+
+@pytest.mark.full
+def test_a_worker_of_the_other_pool_in_the_foreground(installation: Settings) -> None:
+    command = [sys.executable, "-m", "orchestrator.cli", "worker", "--pool", "gpu", "--name", "test-gpu"]
+    begun = time.time()
+    worker = subprocess.Popen(command, env=environment(installation), cwd=ROOT)
+    try:
+        wait(lambda: prefect_server.worker_online(installation, "gpu", since=begun))
+        worker.send_signal(signal.SIGINT)
+        worker.wait(30)
+    finally:
+        worker.kill()
+    unknown = rsi(installation, "worker", "--pool", "tpu")
+    assert unknown.returncode == 2
+    assert "cpu, gpu" in unknown.stderr
