@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.commands import checkpoint, cycle, demo, doctor, model, production, services, suite, users
+from orchestrator.commands import (
+    checkpoint,
+    cycle,
+    demo,
+    doctor,
+    model,
+    production,
+    serve,
+    services,
+    suite,
+    tasks,
+    users,
+)
 from stages.errors import RsiError
 
 HELP = """Recursive self-improvement of terminal agents: Base → RSR-1 → RPR-1 → RSR-2 → RPR-2.
@@ -25,9 +37,9 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (demo, doctor, services, production):  # in the order of the help page
+for module in (demo, doctor, services, serve, production):  # in the order of the help page
     module.register(app)
-for group in (cycle, checkpoint, suite, model, users):
+for group in (cycle, checkpoint, suite, tasks, model, users):
     app.add_typer(group.app, rich_help_panel="Work")
 
 
