@@ -91,7 +91,8 @@ def show(
             origin = f" from {parent.name} ({parent.id})" if parent else ""
             out.print(f"{part:<7} {digest or 'no critic yet'}{origin}")
         statement, recomputed = verify_statement(row) if verify else ("digests as recorded", False)
-        out.print(critic_statement(store, row, recompute=recomputed))
+        if said := critic_statement(store, row, recompute=recomputed):
+            out.print(said)
         out.print(statement)
 
 
@@ -157,13 +158,13 @@ def find(store: Store, reference: str) -> m.Checkpoint:
 
 
 def critic_statement(store: Store, row: m.Checkpoint, *, recompute: bool) -> str:
-    """What the critic's digest and its parent's say about Δφ (design: invariant 1)."""
+    """What the critic's digest and its parent's say about Δφ (design: invariant 1); empty before there is a critic."""
     from orchestrator.lineage import Proof, prove_critic
 
     assert row.id is not None
     proof = prove_critic(store, row.id, digests_of if recompute else None)
     if proof.proof is Proof.NO_CRITIC:
-        return "critic  no critic yet"
+        return ""  # the line above says so
     before, after = terminal.short(proof.before), terminal.short(proof.after)
     how = "recomputed from both folders" if proof.recomputed else "as recorded"
     return f"{proof.proof}  critic before {before}, after {after} ({how})"

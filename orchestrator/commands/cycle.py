@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from orchestrator.commands import terminal
+from orchestrator.commands.cycle_view import cycle_table, print_log, score_table, stage_table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from orchestrator import models as m
-    from orchestrator.store.facade import Store
 
 app = typer.Typer(
     name="cycle",
@@ -23,7 +20,6 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 CycleId = Annotated[int, typer.Argument(help="Number of the cycle (`rsi cycle list`).", show_default=False)]
-FOLLOW_S = 1.0
 
 
 @app.command()
@@ -78,7 +74,7 @@ def launch(
         f"Cycle {cycle_id} is launched. `rsi cycle show {cycle_id}` and `rsi cycle logs {cycle_id} -f` follow it."
     )
     if follow:
-        _print_log(cycle_id, follow=True)
+        print_log(cycle_id, follow=True)
 
 
 @app.command("list")
@@ -99,7 +95,7 @@ def list_(
         if not found.items:
             terminal.console().print("No cycle yet. `rsi cycle launch` starts one.")
             return
-        terminal.console().print(_table(store, found.items))
+        terminal.console().print(cycle_table(store, found.items))
 
 
 @app.command()
@@ -123,9 +119,9 @@ def show(cycle_id: CycleId) -> None:
         if cycle.digest_claim_void:
             out.print(f"digest claim void: {cycle.digest_claim_void}")
         out.print()
-        out.print(_stages(store.stages.of_cycle(cycle_id)))
+        out.print(stage_table(store.stages.of_cycle(cycle_id)))
         out.print()
-        out.print(_scores(store, cycle_id))
+        out.print(score_table(store, cycle_id))
 
 
 @app.command()
@@ -164,7 +160,7 @@ def resume(
         resume_cycle(store, cycle_id, actor="cli", settings=terminal.settings())
     terminal.console().print(f"Cycle {cycle_id} continues.")
     if follow:
-        _print_log(cycle_id, follow=True)
+        print_log(cycle_id, follow=True)
 
 
 @app.command()
@@ -206,7 +202,7 @@ def logs(
 
         rsi cycle logs 3 --all > cycle-3.log
     """
-    _print_log(cycle_id, follow=follow, stage=stage, level=level, lines=lines, everything=everything)
+    print_log(cycle_id, follow=follow, stage=stage, level=level, lines=lines, everything=everything)
 
 
 # --------------------------------------------------------------------------- input
@@ -242,152 +238,3 @@ def _state(word: str) -> m.CycleState:
         return CycleState(word)
     except ValueError:
         raise ConfigError(f"There is no state {word!r}. Choose one of {', '.join(CycleState)}.") from None
-
-
-# --------------------------------------------------------------------------- output
-
-
-def active_table(store: Store) -> Table | None:
-    """The cycles that are at work or wait for something; None when there are none."""
-    from orchestrator.models import CycleState
-
-    ended = {CycleState.DONE, CycleState.CANCELLED, CycleState.FAILED}
-    found = store.cycles.list(states=[s for s in CycleState if s not in ended], limit=50).items
-    return _table(store, found) if found else None
-
-
-def _table(store: Store, cycles: Any) -> Table:
-    stages = store.stages.of_cycles([c.id for c in cycles])
-    rows = terminal.table(
-        "Cycle", "Name", "Recipe", "Seed", "State", "At", "Progress", "Launched", right=("Cycle", "Seed")
-    )
-    for cycle in cycles:
-        current = _current(stages[cycle.id])
-        rows.add_row(
-            str(cycle.id),
-            cycle.name,
-            cycle.recipe,
-            str(cycle.seed),
-            cycle.state,
-            f"{current.name} {current.phase or ''}".strip() if current else terminal.MISSING,
-            _progress(current),
-            f"{terminal.age(cycle.created_at)} ago",
-        )
-    return rows
-
-
-def _current(stages: list[m.Stage]) -> m.Stage | None:
-    """The stage at work, else the last that began."""
-    begun = [s for s in stages if s.started_at is not None]
-    running = [s for s in begun if s.state == "running"]
-    candidates = running or begun
-    return candidates[-1] if candidates else None
-
-
-def _progress(stage: m.Stage | None) -> str:
-    if stage is None or not (stage.progress_done or stage.progress_total):
-        return terminal.MISSING
-    return f"{stage.progress_done}/{stage.progress_total or '?'} {stage.progress_text}".strip()
-
-
-def _stages(stages: Any) -> Table:
-    rows = terminal.table(
-        "Stage", "State", "Phase", "Progress", "Took", "Expected", "Starts", right=("Took", "Expected", "Starts")
-    )
-    for stage in stages:
-        took = None
-        if stage.started_at:
-            took = (stage.finished_at.timestamp() if stage.finished_at else time.time()) - stage.started_at.timestamp()
-        rows.add_row(
-            stage.name,
-            stage.state,
-            stage.phase or terminal.MISSING,
-            _progress(stage),
-            terminal.duration(took),
-            terminal.duration(stage.expected_s),
-            str(stage.attempt),
-        )
-    return rows
-
-
-def _scores(store: Store, cycle_id: int) -> Table | str:
-    checkpoints = store.checkpoints.of_cycle(cycle_id)
-    if not checkpoints:
-        return "No checkpoint yet."
-    found = store.evaluations.list(checkpoint_ids=[c.id for c in checkpoints if c.id is not None], limit=1000).items
-    suites = sorted({e.suite for e in found})
-    scores = {(e.checkpoint_id, e.suite): e for e in reversed(found)}
-    names = [suite.removeprefix("embedded:") for suite in suites]
-    rows = terminal.table("Id", "Checkpoint", "Actor", "Critic", *names, right=("Id", *names))
-    for checkpoint in checkpoints:
-        cells = [scores.get((checkpoint.id, suite)) for suite in suites]
-        rows.add_row(
-            str(checkpoint.id),
-            checkpoint.name + (" (parent kept)" if checkpoint.parent_kept else ""),
-            terminal.short(checkpoint.actor_digest),
-            terminal.short(checkpoint.critic_digest) if checkpoint.critic_digest else "no critic yet",
-            *(_score(cell) for cell in cells),
-        )
-    return rows
-
-
-def _score(evaluation: m.Evaluation | None) -> str:
-    if evaluation is None or not evaluation.attempts:
-        return terminal.MISSING
-    share = 100 * evaluation.passed / evaluation.attempts
-    return f"{share:.1f} % ({evaluation.passed}/{evaluation.attempts})"
-
-
-def _print_log(
-    cycle_id: int,
-    *,
-    follow: bool,
-    stage: str | None = None,
-    level: str = "info",
-    lines: int = 50,
-    everything: bool = False,
-) -> None:
-    import logging
-
-    from stages.errors import ConfigError
-
-    least = logging.getLevelNamesMapping().get(level.upper())
-    if least is None:
-        raise ConfigError(f"There is no level {level!r}. Choose debug, info, warning or error.")
-    with terminal.opened_store() as store:
-        cycle = store.cycles.get(cycle_id)
-        stage_id = None
-        if stage:
-            if (row := store.stages.named(cycle_id, stage)) is None:
-                names = ", ".join(s.name for s in store.stages.of_cycle(cycle_id))
-                raise ConfigError(f"Cycle {cycle_id} has no stage {stage!r}. It has {names or 'none yet'}.")
-            stage_id = row.id
-        if everything:
-            for line in store.logs.everything(cycle_id):
-                if line.level >= least and stage_id in (None, line.stage_id):
-                    _print_line(line)
-            return
-        last = 0
-        for line in store.logs.read(cycle_id, stage_id=stage_id, min_level=least, limit=lines):
-            _print_line(line)
-            last = line.id or last
-        while follow:
-            # The state is read before the lines: lines written before the end are never missed.
-            cycle = store.cycles.get(cycle_id)
-            new = store.logs.read(cycle_id, stage_id=stage_id, min_level=least, after=last or -1)
-            for line in new:
-                _print_line(line)
-                last = line.id or last
-            if not new and cycle.state in {"done", "failed", "cancelled", "paused", "suspended"}:
-                terminal.console().print(
-                    f"Cycle {cycle_id}: {cycle.state}" + (f" — {cycle.error}" if cycle.error else "")
-                )
-                return
-            time.sleep(FOLLOW_S)
-
-
-def _print_line(line: m.LogLine) -> None:
-    import logging
-
-    moment = line.created_at.astimezone().strftime("%H:%M:%S")
-    print(f"{moment} {logging.getLevelName(line.level):<7} {line.text}", flush=True)

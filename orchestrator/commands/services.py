@@ -224,7 +224,7 @@ def _memory(service: ServiceStatus) -> float | None:
 
 
 def _print_cycles(settings: Settings) -> None:
-    from orchestrator.commands.cycle import active_table
+    from orchestrator.commands.cycle_view import active_table
     from stages.errors import RsiError
 
     out = terminal.console()
