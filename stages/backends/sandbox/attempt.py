@@ -16,8 +16,9 @@ from stages.backends.sandbox import kernel
 from stages.backends.sandbox.capture import Capture
 from stages.backends.sandbox.cgroups import Cgroups, Group
 from stages.backends.sandbox.channel import Channel
+from stages.backends.sandbox.conversation import Outcome, command_line
 from stages.backends.sandbox.evidence import ResultWatch, find_forbidden_links, find_planted
-from stages.backends.sandbox.shell import Outcome, Shell, command_line
+from stages.backends.sandbox.shell import Shell
 from stages.backends.sandbox.spawn import COMMAND_FD, REPORT_FD, Jail, Reaper
 from stages.backends.sandbox.world import UNREADABLE_BASH, AttemptWorld
 
@@ -217,12 +218,14 @@ class Attempt:
             self._shell = None
 
     def _start_agent(self, output: int, command_in: int, report_out: int) -> Jail:
-        data_kb = None if self._group and "memory" in self._cgroups.available else self._spec["memory_mb"] * 1024
+        limits = f"ulimit -n 1024; ulimit -u {self._spec['pids']}"  # processes: of the whole jail, it has its own user namespace
+        if not self._group or "memory" not in self._cgroups.available:
+            limits += f"; ulimit -d {self._spec['memory_mb'] * 1024}"  # per process; all that a normal user can have
         return Jail(
             self._reaper,
             self._world,
             [*self._common(), "--chdir", self._spec["workdir"]],
-            command_line(pids=self._spec["pids"], data_kb=data_kb),
+            command_line(limits),
             env=_AGENT_ENV,
             output_fd=output,
             seccomp_fd=self._filters[True],

@@ -1,68 +1,23 @@
-"""The persistent bash of one attempt, driven from the host process over pipes.
-
-Inside the jail a supervisor bash (re)starts a loop bash. The loop reads NUL-ended commands from descriptor 198 and answers on
-199 with `R<rc> <cwd> NUL <export -p> NUL`; its EXIT trap answers `X…` in the same form; the supervisor answers `!<rc> NUL`
-when the loop ended (`exit`, `exec prog`, `kill -9 $$`). Exit codes therefore never mix with output, and the environment of
-the last good moment is known, so it survives a restart. Everything an agent can write to 199 is treated as hostile: it can
-fool only its own observation.
-
-Standard library only.
-"""
+"""The persistent bash of one attempt, driven from the host process over pipes (see `conversation.py`). Standard library only."""
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
 import os
-import shlex
 import signal
 import struct
 import termios
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from stages.backends.sandbox.capture import Capture
-from stages.backends.sandbox.spawn import COMMAND_FD, REPORT_FD, Jail, born, children, now_mark
+from stages.backends.sandbox.conversation import MAX_REPORT_BYTES, Outcome, Reports
+from stages.backends.sandbox.spawn import Jail, born, children, now_mark
 
-_LOOP = r"""
-exec 200>&1
-__rsi_report() { builtin printf '%s%d %s\0' "$1" "$2" "$PWD" >&199; builtin export -p >&199; builtin printf '\0' >&199; }
-trap '__rsi_report X "$?"' EXIT
-while IFS= builtin read -r -d '' -u 198 __rsi_command; do
- { eval "$__rsi_command"; } </dev/null >&200 2>&200 198<&- 200>&-
- __rsi_report R "$?"
-done
-"""
-_SUPERVISOR = r"""
-%s
-while :; do
- bash --noprofile --norc -c "$1" bash
- printf '!%%d\0' "$?" >&199
-done
-"""
-_MAX_REPORT_BYTES = 4 << 20
 _CHUNK = 1 << 18
 _TERM_GRACE_S, _KILL_GRACE_S = 0.3, 1.0
 _RESTORE_S = 30.0  # a new bash answers in milliseconds; a machine with a load of 100 takes its time
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What the host reports for one command."""
-
-    output: bytes
-    exit_code: int | None
-    timed_out: bool
-    restarted: bool
-    truncated_bytes: int
-    duration_s: float
-
-
-def command_line(*, pids: int, data_kb: int | None) -> list[str]:
-    """argv of the supervisor. `pids` counts every process of the jail: it has a user namespace of its own."""
-    limits = f"ulimit -n 1024; ulimit -u {pids}" + (f"; ulimit -d {data_kb}" if data_kb else "")
-    return ["/bin/bash", "--noprofile", "--norc", "-c", _SUPERVISOR % limits, "bash", _LOOP]
 
 
 class Shell:
@@ -70,8 +25,7 @@ class Shell:
 
     def __init__(self, start_jail: Callable[[int, int, int], Jail], *, workdir: str, output_bytes: int) -> None:
         self._start_jail = start_jail
-        self._cwd = workdir.encode()
-        self._exports = b""
+        self._reports = Reports(workdir)
         self._output_bytes = output_bytes
         self._loop = asyncio.get_running_loop()
         self._output = self._command = self._report = -1
@@ -91,7 +45,6 @@ class Shell:
             for fd in (output_in, command_out, report_in):
                 os.close(fd)
         self.jail.exited.add_done_callback(lambda _: self._wake.set())
-        self._reports = bytearray()
 
     async def begin(self) -> None:
         """Start and wait until bash answers. Raises OSError where bwrap cannot make the jail (its own words in the message)."""
@@ -157,10 +110,10 @@ class Shell:
 
     async def _answer(self, deadline: float) -> tuple[str, int | None]:
         while True:
-            message = self._next_report()
+            message = self._reports.next()
             if message is not None:
                 return message
-            if self.jail is None or not self.jail.alive or len(self._reports) > _MAX_REPORT_BYTES:
+            if self.jail is None or not self.jail.alive or len(self._reports) > MAX_REPORT_BYTES:
                 return "gone", None
             left = deadline - time.monotonic()
             if left <= 0:
@@ -188,35 +141,11 @@ class Shell:
                 return False
         return True
 
-    def _next_report(self) -> tuple[str, int | None] | None:
-        while True:
-            end = self._reports.find(b"\0")
-            if end < 0:
-                return None
-            first = bytes(self._reports[:end])
-            if first.startswith(b"!"):
-                del self._reports[: end + 1]
-                return "ended", _number(first[1:])
-            end2 = self._reports.find(b"\0", end + 1)
-            if end2 < 0:
-                return None
-            exports = bytes(self._reports[end + 1 : end2])
-            del self._reports[: end2 + 1]
-            code, _, cwd = first[1:].partition(b" ")
-            if cwd.startswith(b"/"):
-                self._cwd = cwd
-            if exports.startswith(b"declare -x "):
-                self._exports = exports
-            if first.startswith(b"R"):
-                return "done", _number(code)
-
     # ------------------------------------------------------------------ restart
 
     async def _restore(self) -> bool:
         """Give the loop bash that the supervisor started anew the old cwd and environment. False: it does not answer."""
-        cwd = os.fsdecode(self._cwd)
-        script = self._exports + b"\n" + os.fsencode(f"cd -- {shlex.quote(cwd)} 2>/dev/null || cd /")
-        kind, _ = await self._converse(script, time.monotonic() + _RESTORE_S, Capture(1024))
+        kind, _ = await self._converse(self._reports.restore_script(), time.monotonic() + _RESTORE_S, Capture(1024))
         return kind == "done"
 
     async def _restart(self) -> None:
@@ -274,7 +203,7 @@ class Shell:
             return
         if not data:
             self._loop.remove_reader(self._report)
-        self._reports += data
+        self._reports.feed(data)
         self._wake.set()
 
     def _drain(self, capture: Capture) -> None:
@@ -305,10 +234,6 @@ def _readable(fd: int) -> int:
     return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0" * 4))[0])
 
 
-def _number(text: bytes) -> int | None:
-    return int(text) if text.isdigit() and len(text) < 4 else None
-
-
 def _descendants(pid: int) -> list[int]:
     out, todo = [], [pid]
     while todo:
@@ -323,6 +248,3 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         return
-
-
-__all__ = ["COMMAND_FD", "REPORT_FD", "Outcome", "Shell", "command_line"]

@@ -1,0 +1,119 @@
+"""The conversation with the persistent bash: what both backends' shells say and hear.
+
+Inside the sandbox a supervisor bash (re)starts a loop bash. The loop reads NUL-ended commands from descriptor 198 and answers on
+199 with `R<rc> <cwd> NUL <export -p> NUL`; its EXIT trap answers `X…` in the same form; the supervisor answers `!<rc> NUL`
+when the loop ended (`exit`, `exec prog`, `kill -9 $$`). Exit codes therefore never mix with output, and the environment of
+the last good moment is known, so it survives a restart. Everything an agent can write to 199 is treated as hostile: it can
+fool only its own observation. Where output and reports come by different ways and may overtake each other (Docker), a mark
+that follows the command is printed after its output, and `B<uptime> <pid> NUL` says when it began.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+
+_LOOP = r"""
+exec 200>&1
+__rsi_report() { builtin printf '%s%d %s\0' "$1" "$2" "$PWD" >&199; builtin export -p >&199; builtin printf '\0' >&199; }
+trap '__rsi_report X "$?"' EXIT
+while IFS= builtin read -r -d '' -u 198 __rsi_command; do
+ @BEGIN@{ eval "$__rsi_command"; } </dev/null >&200 2>&200 198<&- 200>&-
+ @MARK@__rsi_report R "$?"
+done
+"""
+_BEGIN = r"""builtin read -r __rsi_up __rsi_idle < /proc/uptime; builtin printf 'B%s %d\0' "$__rsi_up" $$ >&199
+ """
+_MARK = r"""__rsi_rc=$?; IFS= builtin read -r -d '' -u 198 __rsi_mark; builtin printf %s "$__rsi_mark" >&200; (exit $__rsi_rc)
+ """
+_SUPERVISOR = r"""
+%s
+while :; do
+ bash --noprofile --norc -c "$1" bash
+ printf '!%%d\0' "$?" >&199
+done
+"""
+MAX_REPORT_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One command, as the shell reports it."""
+
+    output: bytes
+    exit_code: int | None
+    timed_out: bool
+    restarted: bool
+    truncated_bytes: int
+    duration_s: float
+
+
+def command_line(prelude: str, *, marks: bool = False) -> list[str]:
+    """argv of the supervisor. `prelude` runs once before it (limits, descriptors)."""
+    loop = _LOOP.replace("@BEGIN@", _BEGIN if marks else "").replace("@MARK@", _MARK if marks else "")
+    return ["/bin/bash", "--noprofile", "--norc", "-c", _SUPERVISOR % prelude, "bash", loop]
+
+
+class Reports:
+    """Parses what comes from descriptor 199 and remembers cwd and environment for a restart."""
+
+    def __init__(self, workdir: str) -> None:
+        self.cwd = os.fsencode(workdir)
+        self.exports = b""
+        self.began_ticks: int | None = None  # of the running command, in 1/100 s of the sandbox's uptime
+        self.loop_pid: int | None = None  # as the sandbox counts
+        self._buffer = bytearray()
+
+    def __len__(self) -> int:
+        return len(self._buffer)
+
+    def clear(self) -> None:
+        self._buffer.clear()
+        self.began_ticks = None
+
+    def feed(self, data: bytes) -> None:
+        self._buffer += data
+
+    def next(self) -> tuple[str, int | None] | None:
+        """("done", rc) or ("ended", rc of the loop bash); None while there is no whole message."""
+        while True:
+            end = self._buffer.find(b"\0")
+            if end < 0:
+                return None
+            first = bytes(self._buffer[:end])
+            if first.startswith(b"!"):
+                del self._buffer[: end + 1]
+                return "ended", _number(first[1:])
+            if first.startswith(b"B"):
+                del self._buffer[: end + 1]
+                self._began(first[1:])
+                continue
+            end2 = self._buffer.find(b"\0", end + 1)
+            if end2 < 0:
+                return None
+            exports = bytes(self._buffer[end + 1 : end2])
+            del self._buffer[: end2 + 1]
+            code, _, cwd = first[1:].partition(b" ")
+            if cwd.startswith(b"/"):
+                self.cwd = cwd
+            if exports.startswith(b"declare -x "):
+                self.exports = exports
+            if first.startswith(b"R"):
+                return "done", _number(code)
+
+    def restore_script(self) -> bytes:
+        """Gives a new bash the old environment and directory."""
+        cwd = shlex.quote(os.fsdecode(self.cwd))
+        return self.exports + b"\n" + os.fsencode(f"cd -- {cwd} 2>/dev/null || cd /")
+
+    def _began(self, text: bytes) -> None:
+        uptime, _, pid = text.partition(b" ")
+        if uptime.replace(b".", b"").isdigit() and pid.isdigit() and len(text) < 40:
+            self.began_ticks, self.loop_pid = int(float(uptime) * 100), int(pid)
+
+
+def _number(text: bytes) -> int | None:
+    return int(text) if text.isdigit() and len(text) < 4 else None
