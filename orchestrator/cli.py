@@ -8,10 +8,13 @@ from typing import Annotated
 import typer
 
 from orchestrator.commands import (
+    audit,
     checkpoint,
+    compare,
     cycle,
     demo,
     doctor,
+    import_,
     model,
     production,
     serve,
@@ -37,9 +40,9 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (demo, doctor, services, serve, production):  # in the order of the help page
+for module in (demo, doctor, services, serve, compare, production):  # in the order of the help page
     module.register(app)
-for group in (cycle, checkpoint, suite, tasks, model, users):
+for group in (cycle, checkpoint, suite, tasks, import_, audit, model, users):
     app.add_typer(group.app, rich_help_panel="Work")
 
 

@@ -49,6 +49,10 @@ class EvaluationError(RsiError):
     """An evaluation that cannot be scored or compared: an empty suite, a task that occurs twice."""
 
 
+class TrialError(RsiError):
+    """Someone else's trial that cannot be imported; the message names the file and what is wrong with it."""
+
+
 class CheckpointError(RsiError):
     """A checkpoint that is incomplete, does not match its digests, or belongs to another architecture."""
 

@@ -1,0 +1,117 @@
+"""Reads and small writes of import, audit and comparison: outcomes as columns, evaluations with their tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import func, select, text
+from sqlmodel import col
+
+from orchestrator import models as m
+from orchestrator.store.base import Repository
+from orchestrator.store.trajectories import TrajectoryFilter
+from orchestrator.store.trajectories import _filtered as filtered
+from stages.domain import CheckRole, CheckStatus, Verdict
+from stages.records import EvaluationDone, TaskScore
+
+OUTCOMES = (
+    "id",
+    "task_id",
+    "family",
+    "stratum",
+    "attempt",
+    "verdict",
+    "strict",
+    "progress",
+    "n_checks",
+    "only_gate_failed",
+    "nop_progress",
+    "n_turns",
+    "n_sampled",
+    "duration_s",
+)
+
+
+class AnalysisQueries(Repository):
+    """`AnalysisQueries(store)`; joins the store's transactions."""
+
+    def outcomes(self, where: TrajectoryFilter) -> Sequence[Any]:
+        """Rows with the fields of OUTCOMES, in the order in which they were recorded."""
+        query = filtered(select(*(getattr(m.Trajectory, name) for name in OUTCOMES)), where)
+        with self._session() as session:
+            return session.execute(query.order_by(col(m.Trajectory.seq))).all()
+
+    def passed_gates(self, where: TrajectoryFilter) -> dict[str, int]:
+        """Trajectory id -> how many gate checks it passed, where it passed one (the T1 count counts them)."""
+        query = select(col(m.CheckResult.trajectory_id), func.count()).where(
+            col(m.CheckResult.role) == CheckRole.GATE,
+            col(m.CheckResult.status) == CheckStatus.PASSED,
+            col(m.CheckResult.trajectory_id).in_(filtered(select(col(m.Trajectory.id)), where)),
+        )
+        with self._session() as session:
+            return dict(session.execute(query.group_by(col(m.CheckResult.trajectory_id))).tuples().all())
+
+    def set_sampled(self, counts: Mapping[str, int]) -> None:
+        """Trajectory id -> tokens that its model wrote, for attempts without token arrays."""
+        query = text(
+            "UPDATE trajectory SET n_sampled = s.n FROM unnest(CAST(:ids AS text[]), CAST(:counts AS int[])) AS s(id, n) "
+            "WHERE trajectory.id = s.id"
+        )
+        with self._session() as session:
+            session.execute(query, {"ids": list(counts), "counts": list(counts.values())})
+
+    def evaluations(
+        self, checkpoint_ids: Sequence[int], suite: str | None = None
+    ) -> Sequence[tuple[m.Evaluation, EvaluationDone]]:
+        """Every evaluation of these checkpoints with its tasks, newest first."""
+        query = select(m.Evaluation).where(col(m.Evaluation.checkpoint_id).in_(checkpoint_ids))
+        if suite is not None:
+            query = query.where(col(m.Evaluation.suite) == suite)
+        with self._session() as session:
+            rows = session.execute(query.order_by(col(m.Evaluation.id).desc())).scalars().all()
+            tasks = self._store.evaluations.tasks([row.id for row in rows if row.id is not None])
+        return [(row, _record(row, tasks[row.id])) for row in rows if row.id is not None]
+
+    def suites_of(self, checkpoint_ids: Sequence[int]) -> Sequence[str]:
+        """Suites on which at least one of these checkpoints was measured, by name."""
+        query = select(col(m.Evaluation.suite)).where(col(m.Evaluation.checkpoint_id).in_(checkpoint_ids)).distinct()
+        with self._session() as session:
+            return sorted(session.execute(query).scalars())
+
+    def task_digests(self, suite: str, digest: str) -> dict[str, str]:
+        """Task id -> digest of a suite version; {} when the version is not stored."""
+        query = (
+            select(col(m.Task.task_id), col(m.Task.digest))
+            .join(m.Suite, col(m.Suite.id) == col(m.Task.suite_id))
+            .where(col(m.Suite.name) == suite, col(m.Suite.digest) == digest)
+        )
+        with self._session() as session:
+            return dict(session.execute(query).tuples().all())
+
+
+def _record(row: m.Evaluation, tasks: Sequence[m.EvaluationTask]) -> EvaluationDone:
+    return EvaluationDone(
+        suite=row.suite,
+        suite_digest=row.suite_digest,
+        checkpoint=row.checkpoint,
+        k=row.k,
+        passed=row.passed,
+        attempts=row.attempts,
+        verdicts=row.verdicts,
+        tasks=tuple(
+            TaskScore(
+                task_id=t.task_id,
+                family=t.family,
+                stratum=t.stratum.value,
+                verdicts=tuple(Verdict(v) for v in t.verdicts),
+                checks_passed=tuple(t.checks_passed),
+                checks_total=t.checks_total,
+            )
+            for t in tasks
+        ),
+        turns=row.turns,
+        tokens=row.tokens,
+        wall_s=row.wall_s,
+        settings=row.settings,
+    )
