@@ -103,6 +103,7 @@ class LoggedBackend:
     async def open(self, task: Task) -> LoggedSandbox:
         log = AttemptLog(self._folder / f"attempt-{len(self.logs) + 1}.log")
         self.logs.append(log)
+        log.note(f"attempt {len(self.logs)} at task {task.id} (digest {task.digest[:12]}) in {self.name}")
         try:
             return LoggedSandbox(await self._inner.open(task), log)
         except SandboxError as error:

@@ -7,7 +7,7 @@ before anybody else reads it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,17 +37,26 @@ class Reply:
 class ChatEndpoint:
     """Use as an asynchronous context manager. `model` None: the only one that the endpoint lists."""
 
-    def __init__(self, url: str, *, model: str | None, temperature: float | None, key: str | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str | None,
+        temperature: float | None,
+        key: str | None,
+        transport: httpx.AsyncBaseTransport | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         """Raises ConfigError for a URL or key that cannot be used; the message never holds the key."""
         self._url = _endpoint(url)
         self.where = address(url)  # for messages and logs
         self._key = (key or "").strip()
         if not self._key.isascii() or not (self._key.isprintable() and " " not in self._key):
             raise ConfigError(f"{KEY_VARIABLE} holds characters that no HTTP header can carry; set it again")
-        self._temperature = temperature
+        self._temperature, self._sleep = temperature, sleep
         self.model = model
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        self._client = httpx.AsyncClient(timeout=TIMEOUT, headers=headers)
+        self._client = httpx.AsyncClient(timeout=TIMEOUT, headers=headers, transport=transport)
 
     async def __aenter__(self) -> ChatEndpoint:
         try:
@@ -89,7 +98,7 @@ class ChatEndpoint:
     async def _ask(self, method: str, url: httpx.URL, body: Mapping[str, Any] | None) -> dict[str, Any]:
         problem, wait_s = "", 0.0
         for attempt in range(TRIES):
-            await asyncio.sleep(wait_s)
+            await self._sleep(wait_s)
             wait_s = 2.0**attempt
             try:
                 response = await self._client.request(method, url, json=body)

@@ -233,6 +233,8 @@ def run_model(
             done = [trajectory for wave in stream for trajectory in wave]
         except SamplerError as error:
             return [_broken(n + 1, error, began, None) for n in range(attempts)]
+        for log, trajectory in zip(sandboxes.logs, done, strict=True):
+            log.note(f"the agent ended: {trajectory.end_reason}")
     return [_of_trajectory(n + 1, t, sandboxes.logs[n].path) for n, t in enumerate(done)]
 
 
