@@ -9,6 +9,7 @@ from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
 
 from orchestrator.embedded import database
+from orchestrator.heartbeat import beating
 from orchestrator.runner import Runner, open_cycle, settle
 from orchestrator.settings import get_settings
 from orchestrator.store import Store
@@ -27,9 +28,11 @@ def run_cycle_flow(cycle_id: int) -> str:
     settings = get_settings()
     store = Store.open(database.url(settings), settings.artifacts)
     try:
-        if flow_run.id:
-            store.cycles.beat(cycle_id, str(flow_run.id))
-        with settle(store, cycle_id) as outcome, open_cycle(store, settings, cycle_id) as runner:
+        with (
+            beating(store, cycle_id, str(flow_run.id) if flow_run.id else None),
+            settle(store, cycle_id) as outcome,
+            open_cycle(store, settings, cycle_id) as runner,
+        ):
             for stage in runner.pending():
                 run_stage_flow(runner, stage)
         logger.info("cycle %s is %s", cycle_id, outcome.state)

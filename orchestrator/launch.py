@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import platform
@@ -96,9 +97,15 @@ def resume_cycle(store: Store, cycle_id: int, *, actor: str, settings: Settings 
     return state
 
 
-def cancel_cycle(store: Store, cycle_id: int, *, actor: str) -> m.CycleState:
+def cancel_cycle(store: Store, cycle_id: int, *, actor: str, settings: Settings | None = None) -> m.CycleState:
     """Stop for good. What was recorded stays. Raises ConfigError when it is done already."""
-    return transitions.cancel(store, cycle_id, actor)
+    state = transitions.cancel(store, cycle_id, actor)
+    flow_run_id = store.cycles.get(cycle_id).flow_run_id
+    if state is m.CycleState.CANCELLED and flow_run_id:
+        # No process had taken the cycle: its queued flow run must not start one. Without a server there is none to start.
+        with contextlib.suppress(ServiceError):
+            workers.cancel_flow_run(flow_run_id, settings=settings or get_settings())
+    return state
 
 
 def _submit(store: Store, cycle_id: int, *, previous: str | None, settings: Settings) -> None:

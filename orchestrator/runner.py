@@ -32,7 +32,7 @@ from stages.config import CycleConfig
 from stages.context import StageContext
 from stages.errors import CheckpointError, RsiError, StopRequested
 from stages.evaluate import evaluate
-from stages.loop import ReviewPending, Weights, run_rpr, run_rsr
+from stages.loop import SEED_CRITIC, ReviewPending, Weights, run_rpr, run_rsr
 from stages.records import CheckpointSaved, PhaseDone, PhaseStarted, Record, Selected, StepDone
 from stages.review import PolicyMode, ReviewPolicy
 
@@ -95,6 +95,8 @@ class Runner:
             with Recorder(self.store, row, human_review=self._human(planned)) as recorder:
                 for record in self._records(planned, row, parent):
                     recorder.record(self._published(row, record))
+                    if isinstance(record, CheckpointSaved) and record.name.endswith(SEED_CRITIC):
+                        self._enter_seed_critic(row, record.name)
                     self._tell(row, record)
         except ReviewPending:
             self.store.stages.set_state(stage_id, m.StageState.SUSPENDED)
@@ -206,7 +208,7 @@ class Runner:
         """A checkpoint that will be loaded again moves out of the stage's work folder, byte for byte."""
         if not isinstance(record, CheckpointSaved):
             return record
-        if isinstance(record, CheckpointSaved) and record.name != row.name and not record.name.endswith("seed critic"):
+        if record.name != row.name and not record.name.endswith(SEED_CRITIC):
             return replace(record, name=f"{row.name} {record.name}")
         if row.kind is m.StageKind.BASE:
             return record
@@ -222,6 +224,15 @@ class Runner:
 
             write_folder(place, fill)
         return replace(record, path=place)
+
+    def _enter_seed_critic(self, row: m.Stage, name: str) -> None:
+        """From here on the stage's checkpoints descend from φ_seed."""
+        seed = self._checkpoint(name)
+        assert seed is not None
+        assert seed.id is not None
+        assert row.id is not None
+        row.critic_parent_id = seed.id
+        self.store.stages.set_critic_parent(row.id, seed.id)
 
     def _obey(self) -> None:
         """Read people's wishes and show that we live, at most every two seconds."""

@@ -24,6 +24,8 @@ from stages.rewrite import Planner, rewrite
 from stages.tasks.harbor import Suite
 from stages.warmup import warm_up
 
+SEED_CRITIC = "seed critic"  # what the checkpoint of a warm-up is called
+
 
 class ReviewPending(StopRequested):
     """The human gate is open: people have not yet given the verdicts that the recipe asks for."""
@@ -211,7 +213,7 @@ def run_rpr(
         if not (critic.parent / "manifest.json").exists():
             critic = yield from warm_up(ctx, config, profiled, reward, actor_dir=parent.actor)
         yield CheckpointSaved(
-            name=f"{name} seed critic",
+            name=f"{name} {SEED_CRITIC}",
             path=critic.parent,
             actor_digest=digest_weights(parent.actor),
             critic_digest=digest_weights(critic),

@@ -85,6 +85,12 @@ class Stages(Repository):
         }
         return self._move(stage_id, values)
 
+    def set_critic_parent(self, stage_id: int, checkpoint_id: int) -> None:
+        """The critic that enters was made in the stage itself: the seed critic of a warm-up."""
+        with self._session() as session:
+            query = update(m.Stage).where(col(m.Stage.id) == stage_id)
+            session.execute(query.values(critic_parent_id=checkpoint_id))
+
     def set_state(self, stage_id: int, state: m.StageState, *, error: str = "") -> m.Stage:
         values: dict[str, Any] = {"state": state, "error": error}
         if state in ENDED:

@@ -31,7 +31,7 @@ class BuildRecipe:
     follows: int = 3500
     shape: ModelShape = field(default_factory=ModelShape)
     training: TrainRecipe = field(default_factory=TrainRecipe)
-    save_at: tuple[int, ...] = (750, 900, 1050)  # candidates for Base
+    save_at: tuple[int, ...] = (600, 750, 900)  # candidates for Base
     num_threads: int = 1  # two threads on a busy machine wait for each other more than they compute
 
 

@@ -36,7 +36,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainRecipe:
-    steps: int = 1050
+    steps: int = 900
     copy_steps: int = 80  # the first steps are copying drills
     batch_size: int = 32
     lr: float = 5e-3
