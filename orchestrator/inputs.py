@@ -9,7 +9,8 @@ from pathlib import Path
 from orchestrator import models as m
 from orchestrator.settings import Settings
 from orchestrator.store import Store
-from stages.backends.protocols import Backends
+from stages.backends.protocols import Backends, Sampler
+from stages.chat import Chat
 from stages.config import CycleConfig
 from stages.errors import ConfigError, ModelError
 from stages.tasks.embedded import embedded_suite
@@ -116,3 +117,10 @@ def open_backends(config: CycleConfig, model: Path) -> Backends:
         ),
         sandbox=BubblewrapBackend(),
     )
+
+
+def open_model(folder: Path) -> tuple[Sampler, Chat]:
+    """Another model beside the actor: a planner or a reviewer. Raises ModelError when the folder is incomplete."""
+    from stages.backends.sampler.embedded import EmbeddedSampler
+
+    return EmbeddedSampler(folder, weight_version=folder.name), Chat(folder)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from orchestrator import models as m
 from orchestrator.finished import StoredPhases
-from orchestrator.inputs import Suites, load_suites, model_folder, open_backends, register_suites
+from orchestrator.inputs import Suites, load_suites, model_folder, open_backends, open_model, register_suites
 from orchestrator.persist import Recorder
 from orchestrator.plan import StagePlan, plan, stage_rows
 from orchestrator.recipes import parse_config
@@ -33,8 +33,10 @@ from stages.context import StageContext
 from stages.errors import CheckpointError, RsiError, StopRequested
 from stages.evaluate import evaluate
 from stages.loop import SEED_CRITIC, ReviewPending, Weights, run_rpr, run_rsr
+from stages.model_reviewer import ChatReviewer
 from stages.records import CheckpointSaved, PhaseDone, PhaseStarted, Record, Selected, StepDone
-from stages.review import PolicyMode, ReviewPolicy
+from stages.review import ModelReviewer, PolicyMode, ReviewPolicy
+from stages.rewrite import Planner
 
 BEAT_S = 2.0
 S = m.CycleState
@@ -157,6 +159,8 @@ class Runner:
                 parent_name=parent.name,
                 pool=self.suites.pool.tasks,
                 validation=self.suites.validation,
+                planner=self._planner(planned),
+                reviewer=self._reviewer(planned),
                 finished=finished,
             )
         else:
@@ -203,6 +207,21 @@ class Runner:
     def _policy(self, planned: StagePlan) -> ReviewPolicy:
         review = self.config.rsr_of(planned.round).review
         return ReviewPolicy(mode=PolicyMode(review.policy), required_reviewers=review.required_reviewers)
+
+    def _planner(self, planned: StagePlan) -> Planner | None:
+        """None: the actor plans."""
+        name = self.config.rsr_of(planned.round).rewrite.planner
+        if name == "actor":
+            return None
+        sampler, chat = open_model(Path(name))
+        return Planner(name=Path(name).name, sampler=sampler, chat=chat)
+
+    def _reviewer(self, planned: StagePlan) -> ModelReviewer | None:
+        folder = self.config.rsr_of(planned.round).review.model
+        if folder is None:
+            return None
+        sampler, chat = open_model(folder)
+        return ChatReviewer(name=folder.name, sampler=sampler, chat=chat)
 
     def _published(self, row: m.Stage, record: Record) -> Record:
         """A checkpoint that will be loaded again moves out of the stage's work folder, byte for byte."""

@@ -58,7 +58,7 @@ class ExploreConfig(Strict):
 
 
 class RewriteConfig(Strict):
-    planner: str = "actor"  # or a model folder / server of another model
+    planner: str = "actor"  # or the folder of another model
     runbooks_per_task: PositiveInt = 1
     max_pass_rate: Fraction = 1.0  # explore only tasks whose success rate is at most this one; ours
     sampling: SamplingConfig = SamplingConfig(temperature=0.6)
@@ -66,6 +66,7 @@ class RewriteConfig(Strict):
 
 class ReviewConfig(Strict):
     policy: Literal["auto", "human"] = "auto"
+    model: Path | None = None  # folder of a reviewing model; None: rules and people only
     max_lines: PositiveInt = 40
     max_line_chars: PositiveInt = 400
     required_reviewers: PositiveInt = 1
@@ -201,6 +202,10 @@ class CycleConfig(Strict):
     def _lists(self) -> CycleConfig:
         if not self.rsr or not self.rpr:
             raise ValueError("rsr and rpr each need at least one entry")
+        if self.pool != "embedded" and self.validation_suite == "embedded":
+            raise ValueError(
+                "the pool is yours, so name your own validation_suite: what selects must be like what trains"
+            )
         return self
 
     def rsr_of(self, round_: int) -> RSRConfig:

@@ -12,14 +12,14 @@ from stages.config import EvaluateConfig, RPRConfig, RSRConfig
 from stages.context import StageContext
 from stages.distil import distil
 from stages.domain import Decision, FamilyScale, Phase, Runbook, Task, Trajectory
-from stages.errors import StopRequested
+from stages.errors import SamplerError, StopRequested
 from stages.evaluate import Option, select
 from stages.explore import explore
 from stages.profile import profile, reward_model
 from stages.records import CheckpointSaved, PhaseDone, PhaseStarted, Progress, Record, RunbookReviewed
 from stages.refine import refine
 from stages.replay import Demonstration, replay
-from stages.review import PolicyMode, ReviewContext, review_runbook
+from stages.review import ModelReviewer, PolicyMode, ReviewContext, review_runbook, review_with_model
 from stages.rewrite import Planner, rewrite
 from stages.tasks.harbor import Suite
 from stages.warmup import warm_up
@@ -98,6 +98,7 @@ def run_rsr(
     pool: Sequence[Task],
     validation: Suite,
     planner: Planner | None = None,
+    reviewer: ModelReviewer | None = None,
     finished: Finished | None = None,
 ) -> Generator[Record, None, Weights]:
     """RSR-k: explore, rewrite, review, replay, distil (spec §2.1). The critic's folder is passed on untouched.
@@ -109,7 +110,7 @@ def run_rsr(
     demonstrations = finished.demonstrations()
     if demonstrations is None:
         serve(ctx, parent.actor, parent_name)
-        books = yield from _books(ctx, config, pool, tasks, planner, parent_name, finished)
+        books = yield from _books(ctx, config, pool, tasks, planner, reviewer, parent_name, finished)
         demonstrations = yield from replay(ctx, config.replay, books, tasks)
     chosen = yield from distil(
         ctx,
@@ -132,6 +133,7 @@ def _books(
     pool: Sequence[Task],
     tasks: Mapping[str, Task],
     planner: Planner | None,
+    reviewer: ModelReviewer | None,
     parent_name: str,
     finished: Finished,
 ) -> Generator[Record, None, list[Runbook]]:
@@ -145,7 +147,7 @@ def _books(
         books = yield from rewrite(ctx, config.rewrite, explored, tasks, planner)
     approved = finished.approved()
     if approved is None:
-        approved = yield from _review(config, books, explored, tasks, literal=ctx.rollout.harness == "shell")
+        approved = yield from _review(ctx, config, books, explored, tasks, reviewer)
         if config.review.policy == "human":
             raise ReviewPending(
                 f"{len(books)} runbooks wait for people's verdicts; the cycle goes on by itself afterwards"
@@ -154,37 +156,51 @@ def _books(
 
 
 def _review(
+    ctx: StageContext,
     config: RSRConfig,
     books: Sequence[Runbook],
     explored: Sequence[Trajectory],
     tasks: Mapping[str, Task],
-    *,
-    literal: bool,
+    reviewer: ModelReviewer | None,
 ) -> Generator[Record, None, set[str]]:
-    """Rules first. With policy `human`, people's verdicts follow and the rules' rejections stand (spec §2.1).
-
-    `literal`: the harness types runbook lines as they are, so that every literal in one is a value.
-    """
+    """Rules first, then the model if there is one. With policy `human`, people's verdicts follow (spec §2.1)."""
     yield PhaseStarted(phase=Phase.REVIEW, total=len(books))
     sources = {t.id: t for t in explored}
     approved: set[str] = set()
-    findings = 0
+    findings = unanswered = 0
     for i, book in enumerate(books):
         context = ReviewContext.for_task(
             tasks[book.task_id],
             sources.get(book.source_trajectory_id),
             max_lines=config.review.max_lines,
-            literal_lines=literal,
             max_line_chars=config.review.max_line_chars,
+            literal_lines=ctx.rollout.harness == "shell",  # it types every line, so every literal is a value
         )
-        review = review_runbook(book, context, PolicyMode(config.review.policy))
-        findings += len(review.findings)
-        if review.decision is Decision.APPROVE:
+        rules = review_runbook(book, context, PolicyMode(config.review.policy))
+        verdicts = [rules]
+        findings += len(rules.findings)
+        yield RunbookReviewed(review=rules)
+        if reviewer is not None:
+            try:
+                verdict = ctx.backends.run(review_with_model(book, context, reviewer, rules))
+            except SamplerError:
+                unanswered += 1  # no answer is no verdict
+            else:
+                if verdict is not None:
+                    verdicts.append(verdict)
+                    yield RunbookReviewed(review=verdict)
+        if all(v.decision is Decision.APPROVE for v in verdicts):
             approved.add(book.id)
-        yield RunbookReviewed(review=review)
         if i % 50 == 49:
             yield Progress(phase=Phase.REVIEW, done=i + 1, total=len(books))
-    yield PhaseDone(phase=Phase.REVIEW, facts={"runbooks": len(books), "approved": len(approved), "findings": findings})
+    facts: dict[str, float | int | str | None] = {
+        "runbooks": len(books),
+        "approved": len(approved),
+        "findings": findings,
+    }
+    if reviewer is not None:
+        facts["unanswered"] = unanswered
+    yield PhaseDone(phase=Phase.REVIEW, facts=facts)
     return approved
 
 

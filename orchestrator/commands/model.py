@@ -18,6 +18,9 @@ app = typer.Typer(name="model", help="The embedded model.", no_args_is_help=True
 def build(
     folder: Annotated[Path, typer.Argument(help="New folder to write to.", show_default=False, metavar="DIR")],
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights and data.")] = 0,
+    experts: Annotated[
+        int, typer.Option(min=0, max=64, help="Experts per layer: a Qwen3-MoE with untied embeddings. 0: dense.")
+    ] = 0,
 ) -> None:
     """Pre-train the tiny Base model from scratch, as the one that ships with the package was (about 5 minutes).
 
@@ -26,13 +29,16 @@ def build(
     Example:
 
         rsi model build ./base --seed 0
+
+        rsi model build ./moe --experts 4
     """
     from stages.pretrain.build import BuildRecipe, build_base
     from stages.pretrain.choose import choose_base
+    from stages.pretrain.train import ModelShape
     from stages.tasks.embedded import embedded_suite
     from stages.tasks.generate import PoolKind
 
-    out, recipe = terminal.console(), BuildRecipe(seed=seed)
+    out, recipe = terminal.console(), BuildRecipe(seed=seed, shape=ModelShape(experts=experts))
     for line in build_base(folder / "candidates", recipe):
         out.print(line)
     candidates = [folder / "candidates" / f"step-{step}" for step in recipe.save_at]
