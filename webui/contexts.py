@@ -138,12 +138,14 @@ class CycleContext(LiveContext):
     stages: Sequence[StageRow]
     gantt: Gantt | None
     suites: Sequence[str]
+    suite_flags: Sequence[str]  # why the scores of a column are not comparable; empty where they are
     checkpoints: Sequence[CheckpointRow]
     selections: Sequence[tuple[m.Stage, m.Selection]]
     ev_table: CurveTable
     success_table: CurveTable
     log: Sequence[m.LogLine]
     log_level: int
+    newest_line: int  # id of the newest log line shown, 0 without any
     first_error: m.LogLine | None
     config_text: str
     live: bool  # something may still happen
@@ -154,6 +156,7 @@ class CheckpointsContext(LiveContext):
     template: ClassVar[str] = "checkpoints.html"
     rows: Sequence[CheckpointRow]
     suites: Sequence[str]
+    suite_flags: Sequence[str]  # why the scores of a column are not comparable; empty where they are
     cycle: m.Cycle | None  # when the list is one cycle's
     candidates: bool
     toggle_href: str

@@ -1,7 +1,7 @@
 """Server-sent events: a signal wakes an element, which fetches its own fragment. Only log lines are pushed as content.
 
-The id of an SSE message is the id of its event row, so a reader that lost the connection gets what it missed through
-`Last-Event-ID`. One `Pulse` asks the database for the newest id on behalf of all open pages.
+The id of an SSE message is the id of its event row (`120`; with a log tail `120.45`, the second number being the newest
+log line), so a reader that lost the connection gets what it missed through `Last-Event-ID`. One `Pulse` asks the database for the newest id on behalf of all open pages.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ class Pulse:
             self._task.cancel()
 
 
-def message(event_id: int, name: str = "", data: str = "") -> str:
+def message(event_id: int, name: str = "", data: str = "", *, log_id: int | None = None) -> str:
     """One SSE message. Without a name htmx swaps its data in as content."""
-    lines = [f"id: {event_id}"]
+    lines = [f"id: {event_id}" if log_id is None else f"id: {event_id}.{log_id}"]
     if name:
         lines.append(f"event: {name}")
     lines += [f"data: {line}" for line in data.split("\n")]
@@ -108,19 +108,29 @@ def signals(events: Sequence[m.Event]) -> list[tuple[int, str]]:
 
 
 @router.get("/events", include_in_schema=False)
-async def events(request: Request, cycle: QueryId = None, after: Before = 0, log: bool = False) -> StreamingResponse:
-    """`after`: newest event that the page already shows. `log`: push new log lines of the cycle as list items."""
-    last = request.headers.get("Last-Event-ID", "")
-    start = int(last) if last.isdigit() and len(last) < 19 else after or 0
-    stream = _stream(request, cycle, start, log)
+async def events(
+    request: Request, cycle: QueryId = None, after: Before = 0, log_after: Before = None
+) -> StreamingResponse:
+    """`after`: newest event that the page shows. `log_after`: push log lines above this id as list items."""
+    event_id, log_id = _position(request.headers.get("Last-Event-ID", ""), after or 0, log_after)
+    stream = _stream(request, cycle, event_id, log_id if cycle is not None else None)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
 
-async def _stream(request: Request, cycle: int | None, last: int, log: bool) -> AsyncIterator[str]:
+def _position(last_event_id: str, after: int, log_after: int | None) -> tuple[int, int | None]:
+    """Where a reader goes on: by its last message, else by the page's address."""
+    event, _, line = last_event_id.partition(".")
+    if event.isdigit() and len(event) < 19:
+        after = int(event)
+        if log_after is not None and line.isdigit() and len(line) < 19:
+            log_after = int(line)
+    return after, log_after
+
+
+async def _stream(request: Request, cycle: int | None, last: int, log_id: int | None) -> AsyncIterator[str]:
     store: Store = request.app.state.store
     pulse: Pulse = request.app.state.pulse
-    log_id = await run_in_threadpool(_newest_log_id, store, cycle) if log and cycle is not None else 0
     yield ": open\n\n"
     idle_s = 0.0
     while not await request.is_disconnected():
@@ -133,21 +143,16 @@ async def _stream(request: Request, cycle: int | None, last: int, log: bool) -> 
         idle_s = 0.0
         try:
             found = await run_in_threadpool(store.events.after, last, cycle_id=cycle, limit=BATCH)
-            seen = found[-1].id if found else await run_in_threadpool(store.events.last_id)
-            last = max(last, seen or 0)
-            if not found:
-                continue
-            for event_id, name in signals(found):
-                yield message(event_id, name, "{}")
-            if log and cycle is not None and any(e.kind == m.EventKind.LOG for e in found):
+            newest = found[-1].id if found else await run_in_threadpool(store.events.last_id)
+            last = max(last, newest or 0)
+            lines: Sequence[m.LogLine] = ()
+            if log_id is not None and cycle is not None and any(e.kind == m.EventKind.LOG for e in found):
                 lines = await run_in_threadpool(store.logs.read, cycle, after=log_id, limit=200)
-                if lines:
-                    log_id = lines[-1].id or log_id
-                    yield message(last, "", fragment("cycle.html", "log_lines", log=lines))
-        except StoreError:
+        except StoreError:  # the database is away: the page says so when it is next read
             await asyncio.sleep(PULSE_S)
-
-
-def _newest_log_id(store: Store, cycle: int | None) -> int:
-    lines = store.logs.read(cycle, limit=1) if cycle is not None else []
-    return (lines[-1].id or 0) if lines else 0
+            continue
+        for event_id, name in signals(found):
+            yield message(event_id, name, "{}", log_id=log_id)
+        if lines:
+            log_id = lines[-1].id
+            yield message(last, "", fragment("cycle.html", "log_lines", log=lines), log_id=log_id)

@@ -28,10 +28,10 @@ class Reader:
 
     url: str
     headers: dict[str, str] = field(default_factory=dict)
-    got: list[tuple[int, str, str]] = field(default_factory=list)
+    got: list[tuple[str, str, str]] = field(default_factory=list)
     open: threading.Event = field(default_factory=threading.Event)
 
-    def until(self, enough: Callable[[list[tuple[int, str, str]]], bool], act: Callable[[], None]) -> None:
+    def until(self, enough: Callable[[list[tuple[str, str, str]]], bool], act: Callable[[], None]) -> None:
         def read() -> None:
             current: dict[str, str] = {}
             with httpx.stream("GET", self.url, headers=self.headers, timeout=10) as answer:
@@ -41,7 +41,7 @@ class Reader:
                         self.open.set()
                     elif not line:
                         if current:
-                            self.got.append((int(current["id"]), current.get("event", ""), current.get("data", "")))
+                            self.got.append((current["id"], current.get("event", ""), current.get("data", "")))
                             current = {}
                         if enough(self.got):
                             return
@@ -77,7 +77,7 @@ def test_a_record_becomes_a_signal_with_its_event_id(store: Store, running: Seed
     reader = Reader(f"{base}/events?cycle={running.cycle.id}&after={after}")
     started = time.monotonic()
     reader.until(lambda got: bool(got), lambda: progress(store, running, 7))
-    assert reader.got[0][:2] == (store.events.last_id(), "rsi-progress")
+    assert reader.got[0][:2] == (str(store.events.last_id()), "rsi-progress")
     assert time.monotonic() - started < 6
 
 
@@ -103,12 +103,13 @@ def test_what_was_missed_is_replayed(store: Store, running: Seeded, base: str) -
     newest = store.events.last_id()
     reader = Reader(f"{base}/events?cycle={running.cycle.id}&after=0", headers={"Last-Event-ID": str(before)})
     reader.until(lambda got: len(got) >= 2, lambda: None)
-    assert [(name, i > before) for i, name, _ in reader.got] == [("rsi-progress", True), ("rsi-step", True)]
-    assert reader.got[-1][0] == newest
+    assert [(name, int(i) > before) for i, name, _ in reader.got] == [("rsi-progress", True), ("rsi-step", True)]
+    assert reader.got[-1][0] == str(newest)
 
 
 def test_log_lines_are_pushed_as_escaped_content(store: Store, running: Seeded, base: str) -> None:
-    url = f"{base}/events?cycle={running.cycle.id}&after={store.events.last_id()}&log=1"
+    shown = store.logs.read(running.cycle.id or 0, limit=1)[-1].id
+    url = f"{base}/events?cycle={running.cycle.id}&after={store.events.last_id()}&log_after={shown}"
     reader = Reader(url)
     lines = [NewLine(level=40, text="<i>disk</i> full\x1b[0m"), NewLine(level=20, text="second")]
     reader.until(lambda got: len(got) >= 2, lambda: store.logs.append(running.cycle.id or 0, lines))
@@ -117,6 +118,16 @@ def test_log_lines_are_pushed_as_escaped_content(store: Store, running: Seeded, 
     assert html.count("<li") == 2
     assert "&lt;i&gt;disk&lt;/i&gt; full^[[0m" in html
     assert "step 59 done" not in html  # what the page shows already is not pushed again
+
+    # Lines between the page and its connection, or between two connections, are neither lost nor repeated.
+    store.logs.append(running.cycle.id or 0, [NewLine(level=20, text="while away")])
+    again = Reader(url, headers={"Last-Event-ID": reader.got[-1][0]})
+    again.until(lambda got: len(got) >= 2, lambda: None)
+    assert again.got[-1][2].count("<li") == 1
+    assert "while away" in again.got[-1][2]
+    fresh = Reader(url)
+    fresh.until(lambda got: len(got) >= 2, lambda: None)
+    assert fresh.got[-1][2].count("<li") == 3
 
 
 def test_a_burst_becomes_one_signal_each() -> None:
@@ -128,3 +139,4 @@ def test_a_burst_becomes_one_signal_each() -> None:
 def test_message_format() -> None:
     assert message(3, "rsi-step", "{}") == "id: 3\nevent: rsi-step\ndata: {}\n\n"
     assert message(4, "", "a\nb") == "id: 4\ndata: a\ndata: b\n\n"
+    assert message(4, "", "a", log_id=7) == "id: 4.7\ndata: a\n\n"

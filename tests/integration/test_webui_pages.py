@@ -20,7 +20,7 @@ from orchestrator import models as m
 from orchestrator.embedded import postgres
 from orchestrator.store import Store
 from tests.conftest import TEMPLATE
-from tests.console_cycle import HOSTILE, RATES, Seeded, seed_cycle, stretch_times
+from tests.console_cycle import HOSTILE, RATES, Seeded, evaluation, seed_cycle, stretch_times
 from webui import contexts
 from webui.app import create_app
 from webui.rendering import STATIC, environment
@@ -203,16 +203,28 @@ def test_the_cycle_page_states_scores_with_their_evidence(
 ) -> None:
     store, done, _ = world
     html = client.get(f"/cycles/{done.cycle.id}").text
-    for evaluation in store.evaluations.list(cycle_id=done.cycle.id).items:
-        assert f"({evaluation.passed}/{evaluation.verdicts})" in html
-        rate = f"{100 * evaluation.passed / evaluation.verdicts:.1f} %"
-        assert re.search(rf"{rate} <span class=\"kn\">\({evaluation.passed}/{evaluation.verdicts}\)</span>", html)
+    for measured in store.evaluations.list(cycle_id=done.cycle.id).items:
+        assert f"({measured.passed}/{measured.verdicts})" in html
+        rate = f"{100 * measured.passed / measured.verdicts:.1f} %"
+        assert re.search(rf"{rate} <span class=\"kn\">\({measured.passed}/{measured.verdicts}\)</span>", html)
     assert len(re.findall(r"\[\d+\.\d, \d+\.\d\]", html)) >= 10
     for name in RATES:
         assert html.count(f">{name}<") >= 2
     assert "Δφ = 0 ✓" in html
     assert "no critic yet" in html
     assert "parent 50/160, last 80/160" in html
+
+
+def test_columns_that_cannot_be_compared_are_flagged(store: Store, tmp_path: Path) -> None:
+    seeded = seed_cycle(store, tmp_path, until=2)
+    with TestClient(create_app(store)) as opened:
+        page = f"/cycles/{seeded.cycle.id}"
+        assert "differ</span>" not in opened.get(page).text
+        checkpoint = store.checkpoints.named(seeded.cycle.id, "RSR-1")
+        assert checkpoint is not None
+        larger = evaluation("RSR-1", "heldout-names", 0.5, tasks=60)
+        store.evaluations.save(larger, cycle_id=seeded.cycle.id, checkpoint_id=checkpoint.id)
+        assert "denominators differ</span>" in opened.get(page).text
 
 
 def test_a_rewrite_stage_proves_its_critic(client: TestClient) -> None:

@@ -165,9 +165,9 @@ def test_precision_and_recall(capsys: pytest.CaptureFixture[str]) -> None:
     for batch in sorted({c.batch for c in CASES}):
         cases = [c for c in CASES if c.batch == batch]
         rejected = {c.name for c in cases if review_runbook(c.runbook, c.context).decision is Decision.REJECT}
-        leaks = {c.name for c in cases if c.label != "clean"}
-        caught = len(rejected & leaks)
-        rows.append((batch, len(leaks), len(cases) - len(leaks), caught / len(rejected), caught / len(leaks)))
+        bad = {c.name for c in cases if c.label != "clean"}
+        caught = len(rejected & bad)
+        rows.append((batch, len(bad), len(cases) - len(bad), caught / len(rejected), caught / len(bad)))
     with capsys.disabled():
         print()
         for batch, leaks, clean, precision, recall in rows:

@@ -16,6 +16,7 @@ from webui.pages.parts import (
     RowId,
     best_scores,
     checkpoint_rows,
+    column_flags,
     missing,
     queries_of,
     store_of,
@@ -38,12 +39,14 @@ def checkpoints(
     scores = best_scores(queries.scores(checkpoint_ids=[c.id for c in found.items if c.id is not None]))
     suites = suites_of(scores)
     names = queries.cycle_names(sorted({c.cycle_id for c in found.items if c.cycle_id is not None}))
+    rows = checkpoint_rows(store, found.items, scores, suites, names)
     context = CheckpointsContext(
         title="Checkpoints" if cycle is None else f"Checkpoints of cycle {cycle}",
         section="checkpoints",
         events_after=after,
-        rows=checkpoint_rows(store, found.items, scores, suites, names),
+        rows=rows,
         suites=suites,
+        suite_flags=column_flags(rows, suites),
         cycle=queries.cycle(cycle) if cycle is not None else None,
         candidates=candidates,
         toggle_href=urls.checkpoints(cycle=cycle, candidates=not candidates),

@@ -17,7 +17,18 @@ from webui import formats, urls
 from webui.charts.gantt import gantt
 from webui.contexts import CycleContext, Fact, Node, StageRow
 from webui.pages.curves import ev_points, ev_table, success_points, success_table
-from webui.pages.parts import LIVE, RowId, best_scores, checkpoint_rows, missing, queries_of, store_of, strip, suites_of
+from webui.pages.parts import (
+    LIVE,
+    RowId,
+    best_scores,
+    checkpoint_rows,
+    column_flags,
+    missing,
+    queries_of,
+    store_of,
+    strip,
+    suites_of,
+)
 from webui.rendering import page
 
 router = APIRouter()
@@ -41,6 +52,8 @@ def cycle(request: Request, cycle_id: RowId, level: Annotated[int, Query(ge=0, l
     nodes = strip(CycleSummary(cycle=row, stages=stages), checkpoints, scores, suites[0] if suites else "")
     live = row.state in LIVE
     ev, success = ev_points(store, cycle_id, by_id), success_points(store, cycle_id, by_id)
+    rows = checkpoint_rows(store, [c for c in checkpoints if c.step is None], scores, suites)
+    lines = store.logs.read(cycle_id, min_level=level, limit=LOG_LINES)
     context = CycleContext(
         title=f"Cycle {cycle_id} · {row.name}",
         section="cycles",
@@ -51,12 +64,14 @@ def cycle(request: Request, cycle_id: RowId, level: Annotated[int, Query(ge=0, l
         stages=[_stage_row(store, n, by_id[n.stage_id or 0], phases) for n in nodes],
         gantt=gantt(stages, phases, now(), live=live),
         suites=suites,
-        checkpoints=checkpoint_rows(store, [c for c in checkpoints if c.step is None], scores, suites),
+        suite_flags=column_flags(rows, suites),
+        checkpoints=rows,
         selections=[(by_id[s.stage_id], s) for s in store.selections.of_cycle(cycle_id) if s.stage_id in by_id],
         ev_table=ev_table(ev),
         success_table=success_table(success),
-        log=store.logs.read(cycle_id, min_level=level, limit=LOG_LINES),
+        log=lines,
         log_level=level,
+        newest_line=(lines[-1].id or 0) if lines else 0,
         first_error=store.logs.first_error(cycle_id),
         config_text=json.dumps(row.config, indent=2, ensure_ascii=False, sort_keys=True),
         live=live,

@@ -147,3 +147,21 @@ def choices(values: Iterable[tuple[str, str]], active: str, href: object, *, eve
     assert callable(href)
     options = [("", every), *values]
     return [Choice(value=v, label=label, href=href(v), active=v == active) for v, label in options]
+
+
+def column_flags(rows: Sequence[CheckpointRow], suites: Sequence[str]) -> list[str]:
+    """What makes the scores of a suite's column not comparable, one text per suite; empty when nothing does."""
+    flags = []
+    for number in range(len(suites)):
+        column = [s for row in rows if (s := row.scores[number]) is not None]
+        differs = [
+            what
+            for what, values in (
+                ("suite version", {s.suite_digest for s in column}),
+                ("denominators", {s.verdicts for s in column}),
+                ("harness or sampling", {repr(sorted(s.settings.items())) for s in column}),
+            )
+            if len(values) > 1
+        ]
+        flags.append(f"{' and '.join(differs)} differ" if differs else "")
+    return flags

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, TypeVar
 
@@ -20,9 +20,10 @@ from webui.rendering import page
 router = APIRouter()
 PAGE = 50
 COSTLY = 100  # most expensive unsolved attempts shown
-FIXED: tuple[tuple[str, str, type[StrEnum]], ...] = (
+ACTING = (Phase.EXPLORE, Phase.REPLAY, Phase.PROFILE, Phase.CALIBRATE, Phase.JOINT, Phase.VALIDATE, Phase.EVALUATE)
+FIXED: tuple[tuple[str, str, Iterable[StrEnum]], ...] = (
     ("verdict", "verdict", Verdict),
-    ("phase", "phase", Phase),
+    ("phase", "phase", ACTING),
     ("stratum", "stratum", Stratum),
     ("end", "ended by", EndReason),
 )

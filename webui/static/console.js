@@ -107,6 +107,10 @@
         try { localStorage.setItem(key, JSON.stringify(now)); } catch { /* storage is full or off: folds are not kept */ }
       });
     }
+    const target = location.hash && document.getElementById(location.hash.slice(1));
+    if (target) { // opened folds have moved it, and turns are laid out only when they come into view: go there twice
+      requestAnimationFrame(() => { target.scrollIntoView(); setTimeout(() => target.scrollIntoView(), 120); });
+    }
   };
 
   // --------------------------------------------------------------------------------------------------- ages, keys
