@@ -98,7 +98,10 @@ def _clean(
     text: str, public: str, hidden: HiddenTexts, special_tokens: Sequence[str]
 ) -> tuple[str, list[tuple[str, int]]]:
     removed: list[tuple[str, int]] = []
-    passages = [Match(kind="hidden text", name=p.source, start=p.start, end=p.end) for p in hidden.passages(text, min_words=_HIDDEN_WORDS)]
+    passages = [
+        Match(kind="hidden text", name=p.source, start=p.start, end=p.end)
+        for p in hidden.passages(text, min_words=_HIDDEN_WORDS)
+    ]
     found = first_of_each_place([*passages, *secrets(text, public), *hidden_paths(text, public), *blobs(text, public)])
     out: list[str] = []
     at = 0
