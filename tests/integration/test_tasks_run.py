@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,10 +17,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from orchestrator import models as m
 from orchestrator.cli import app
+from orchestrator.commands.serve import named_model
+from orchestrator.embedded import ports
+from orchestrator.store import Store
+from stages.errors import CheckpointError, StoreError, TaskError
 from stages.tasks.generate import generate_pool
 from stages.tasks.harbor import load_task
 from stages.tasks.write import write_pool
+from tests import factories
+from tests.integration.sandbox_kit import SOLVE_SH, TEST_SH
 
 KEY = "sk-loopback-secret"
 TASK_TOML = """[metadata]
@@ -35,8 +46,6 @@ network_mode = "no-network"
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.integration.sandbox_kit import SOLVE_SH, TEST_SH
-
     folder = tmp_path_factory.mktemp("suite") / "answer"
     for name, text in {
         "instruction.md": "Write 42 to answer.txt and list input/ in out/list.txt.\n",
@@ -119,8 +128,6 @@ def test_the_end_of_input_ends_the_attempt(run: Callable[..., dict[str, Any]]) -
 def test_a_verifier_that_cannot_judge_gives_no_verdict(
     run: Callable[..., dict[str, Any]], task: Path, tmp_path: Path
 ) -> None:
-    import shutil
-
     broken = tmp_path / "broken"
     shutil.copytree(task, broken)
     (broken / "tests/test.sh").write_text("#!/bin/bash\necho nothing to report\nexit 127\n")
@@ -133,10 +140,6 @@ def test_a_verifier_that_cannot_judge_gives_no_verdict(
 
 
 def test_an_oracle_without_a_solution(task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import shutil
-
-    from stages.errors import TaskError
-
     monkeypatch.setenv("RSI_HOME", str(tmp_path / "home"))
     folder = tmp_path / "unsolved"
     shutil.copytree(task, folder, ignore=shutil.ignore_patterns("solution"))
@@ -174,19 +177,19 @@ def test_an_original_terminal_bench_folder(run: Callable[..., dict[str, Any]], t
 
 
 def test_the_shipped_model(run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
-    """A task that it solves at temperature 0, whatever the threads: one of the easiest of the pool."""
+    """On one of the pool's easiest tasks, which it solves more often than not."""
     write_pool(generate_pool("train", 1, 5), tmp_path / "pool")
     (folder,) = (p for p in (tmp_path / "pool").iterdir() if p.is_dir())
-    document = run("--agent", "checkpoint:shipped", "--attempts", "3", "--need", "1", folder=folder)
-    assert document["verdicts"] == 3
-    assert len({a["log"] for a in document["attempts"]}) == 3
+    document = run("--agent", "checkpoint:shipped", "--attempts", "8", "--need", "1", folder=folder)
+    assert document["verdicts"] == 8
+    assert len({a["log"] for a in document["attempts"]}) == 8
     specs = load_task(folder, "x").checks
     for attempt in document["attempts"]:
         assert [c["id"] for c in attempt["checks"]] == [s.id for s in specs]
         text = log_of(attempt)
         assert text.count("\n$ ") == attempt["turns"] - (attempt["end_reason"] == "done") > 0
         assert f"# the agent ended: {attempt['end_reason']}" in text
-    assert document["exit_code"] == (0 if document["passed"] else 1)
+    assert document["exit_code"] == 0
 
 
 class _Endpoint(ThreadingHTTPServer):
@@ -287,3 +290,68 @@ def test_an_endpoint_that_is_not_there_gives_no_verdict(run: Callable[..., dict[
     document = run("--agent", url, "--model", "m")
     assert document["exit_code"] == 3
     assert "cannot be reached" in document["attempts"][0]["error"]
+
+
+# --------------------------------------------------------------------------- models by name
+
+
+def test_stored_checkpoints_by_every_name(
+    store: Store, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", database_url)
+    monkeypatch.setenv("RSI_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "saved"
+    (folder / "actor").mkdir(parents=True)
+    (folder / "actor/config.json").write_text("{}")
+    first, second = factories.cycle(store, "a"), factories.cycle(store, "b")
+
+    def save(cycle: m.Cycle, name: str, digest: str, path: Path = folder) -> int:
+        made = m.Checkpoint(cycle_id=cycle.id, name=name, actor_digest=digest * 32, path=str(path), retained=True)
+        row = store.checkpoints.save(made)
+        assert row.id is not None
+        return row.id
+
+    number = save(first, "RPR-1", "ab")
+    save(first, "Base", "cd")
+    other = save(second, "Base", "ef")
+    gone = save(second, "RSR-1", "98", tmp_path / "deleted")
+    (tmp_path / str(number)).mkdir()  # a folder of that name changes nothing
+    for reference in (str(number), f"{first.id}/rpr-1", "RPR-1", "abababab"):
+        assert named_model(reference) == named_model("RPR-1")
+    assert named_model("RPR-1").folder == folder / "actor"
+    assert named_model("RPR-1").settings == first.config
+    assert named_model("efefefef").settings == second.config
+    with pytest.raises(StoreError, match=rf"2 checkpoints are called Base: .*{other} \(cycle {second.id}\)"):
+        named_model("Base")
+    with pytest.raises(StoreError, match="neither a folder nor a checkpoint"):
+        named_model("RPR-7")
+    with pytest.raises(StoreError, match="neither a folder nor a checkpoint"):
+        named_model("saved", folders=False)
+    with pytest.raises(CheckpointError, match="deleted: no such folder"):
+        named_model(str(gone))
+
+
+def test_a_served_checkpoint_is_an_agent(
+    run: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`rsi serve` in its own process, `rsi tasks run` against it."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    write_pool(generate_pool("train", 1, 5), tmp_path / "pool")
+    (folder,) = (p for p in (tmp_path / "pool").iterdir() if p.is_dir())
+    port = ports.pick_free()
+    command = [sys.executable, "-m", "orchestrator.cli", "serve", "shipped", "--port", str(port), "--threads", "1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            deadline = time.monotonic() + 90
+            while ports.is_free(port):
+                assert server.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+            url = f"http://127.0.0.1:{port}/v1"
+            document = run("--agent", url, "--prompt", "{instruction}", "--attempts", "8", "--need", "1", folder=folder)
+        finally:
+            server.terminate()
+            server.communicate(timeout=30)
+    assert document["verdicts"] == 8
+    assert document["exit_code"] == 0
