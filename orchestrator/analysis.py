@@ -1,4 +1,4 @@
-"""EV instruments of a cycle from its stored step metrics, and the published reference data."""
+"""EV instruments and oversampling of a cycle from what is stored, and the published reference data."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 from orchestrator import models as m
 from orchestrator.store import Store
+from orchestrator.store.analysis_queries import AnalysisQueries
 from orchestrator.store.metrics import EV, Point
+from stages.domain import Phase
+from stages.oversampling import Finished, OversamplingReport, oversampling_report
 from stages.reference_rows import Origin, ReferenceRow, Zone, reference_rows
 from stages.values import EVPoint, Staleness, staleness
 
 FAMILY, TURN = f"{EV}/family/", f"{EV}/turn/"
-PATIENCE = 3  # ours: steps with EV < 0 before the alarm
+PATIENCE = 5  # ours: steps with EV < 0 before the alarm, as `ev_alarm_steps` of a recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,28 @@ def alarm_text(alarm: Staleness) -> str:
         f"EV was below 0 in {alarm.steps} {alarm.phase.value} steps in a row ({alarm.first_step} to {alarm.last_step}, "
         f"lowest {alarm.lowest:.2f}): the critic predicts worse than a constant. Recalibrate it or stop the stage."
     )
+
+
+# ------------------------------------------------------------------------------------------------ oversampling
+
+
+def oversampling(store: Store, stage_id: int, *, phase: Phase = Phase.JOINT, batch: int) -> OversamplingReport:
+    """Which attempts of a phase were kept and what dropping the others has shifted (spec §7); `batch` is its global
+    batch size. The embedded backend completes every attempt, so each step tells. Raises EvaluationError without a step.
+    """
+    steps: dict[int, list[Finished]] = {}
+    for row in AnalysisQueries(store).by_step(stage_id, phase):
+        steps.setdefault(row.step, []).append(
+            Finished(
+                id=row.id,
+                family=row.family,
+                turns=row.n_turns,
+                tokens=row.n_sampled,
+                passed=row.strict,
+                counts=row.verdict.counts,
+            )
+        )
+    return oversampling_report([steps[s] for s in sorted(steps)], batch=batch)
 
 
 # ------------------------------------------------------------------------------------------------ reference data

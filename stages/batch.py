@@ -21,6 +21,7 @@ from stages.config import RPRConfig, SamplingConfig
 from stages.context import StageContext, attempts
 from stages.domain import EndReason, Phase, Segment, Task, Trajectory
 from stages.errors import BatchError
+from stages.handover import ScoredAttempt, handover_metrics
 from stages.records import Record
 from stages.rewards import RewardModel
 from stages.rollout import AttemptSpec
@@ -110,7 +111,12 @@ def score(learner: Learner, config: RPRConfig, trajectories: Sequence[Trajectory
     return Batch(
         trajectories=tuple(trajectories),
         sequences=tuple(sequences),
-        metrics={**ev.metrics(), **_rollout_metrics(trajectories, rewards), "train/excluded": float(excluded)},
+        metrics={
+            **ev.metrics(),
+            **_rollout_metrics(trajectories, rewards),
+            **_handover_metrics(config, trajectories, nodes, rewards),
+            "train/excluded": float(excluded),
+        },
     )
 
 
@@ -156,6 +162,25 @@ def _advantages(
         handover=Handover(config.handover),
         truncated=trajectory.end_reason in TRUNCATED,
         time_limit=TimeLimit(config.time_limit),
+    )
+
+
+def _handover_metrics(
+    config: RPRConfig,
+    trajectories: Sequence[Trajectory],
+    nodes: Sequence[Sequence[SegmentNodes]],
+    rewards: Sequence[float],
+) -> dict[str, float | None]:
+    """Metrics with and without the hand-over (spec §3.4); {} at once where no attempt was summarised."""
+    summarised = [
+        ScoredAttempt(segments=tuple(own), reward=r, truncated=t.end_reason in TRUNCATED)
+        for t, own, r in zip(trajectories, nodes, rewards, strict=True)
+        if len(own) > 1
+    ]
+    if not summarised:
+        return {}
+    return handover_metrics(
+        summarised, gamma=config.gamma_turn, lam=config.lambda_turn, time_limit=TimeLimit(config.time_limit)
     )
 
 

@@ -12,7 +12,7 @@ from orchestrator import models as m
 from orchestrator.store.base import Repository
 from orchestrator.store.trajectories import TrajectoryFilter
 from orchestrator.store.trajectories import _filtered as filtered
-from stages.domain import CheckRole, CheckStatus, Verdict
+from stages.domain import CheckRole, CheckStatus, Phase, Verdict
 from stages.records import EvaluationDone, TaskScore
 
 OUTCOMES = (
@@ -41,6 +41,15 @@ class AnalysisQueries(Repository):
         query = filtered(select(*(getattr(m.Trajectory, name) for name in OUTCOMES)), where)
         with self._session() as session:
             return session.execute(query.order_by(col(m.Trajectory.seq))).all()
+
+    def by_step(self, stage_id: int, phase: Phase) -> Sequence[Any]:
+        """(step, id, family, verdict, strict, n_turns, n_sampled) of a phase, each step's attempts in order of index."""
+        names = ("step", "id", "family", "verdict", "strict", "n_turns", "n_sampled")
+        query = filtered(
+            select(*(getattr(m.Trajectory, name) for name in names)), TrajectoryFilter(stage_id=stage_id, phase=phase)
+        )
+        with self._session() as session:
+            return session.execute(query.order_by(col(m.Trajectory.step), col(m.Trajectory.seq))).all()
 
     def passed_gates(self, where: TrajectoryFilter) -> dict[str, int]:
         """Trajectory id -> how many gate checks it passed, where it passed one (the T1 count counts them)."""

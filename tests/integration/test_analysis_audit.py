@@ -185,6 +185,20 @@ def test_ev_curves_by_phase_family_and_turn(store: Store, cycle: m.Stage) -> Non
     assert analysis.ev_curves(store, cycle_id=999) == ()
 
 
+def test_oversampling_of_stored_steps(store: Store, cycle: m.Stage) -> None:
+    assert cycle.id is not None
+    rows = [factories.trajectory(100 + n, turns=1 + n % 5) for n in range(20)]
+    store.trajectories.add(
+        rows, cycle_id=cycle.cycle_id, stage_id=cycle.id, phase=Phase.JOINT, steps=[1] * 10 + [2] * 10
+    )
+    report = analysis.oversampling(store, cycle.id, batch=8)
+    assert (report.steps, report.started, report.masked, report.kept) == (3, 60, 0, 24)
+    late = {t.id for n, t in enumerate(rows) if n % 5 == 4}  # the longest two of each ten
+    assert late <= set(report.dropped)
+    assert report.shifts[0].name == "turns"
+    assert report.shifts[0].shift < 0
+
+
 # ------------------------------------------------------------------------------------------------ commands
 
 

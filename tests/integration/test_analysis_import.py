@@ -106,9 +106,9 @@ def test_what_must_not_be_mixed_is_refused(store: Store, tmp_path: Path) -> None
         import_harbor(store, [job], checkpoint="x")
     import_harbor(store, [job / "a__000"], checkpoint="x")
     before = snapshot(store)
-    for number, more in ((5, {}), (6, {})):
+    for other in ("a__005", "a__006"):
         with pytest.raises(ConfigError, match="another --checkpoint"):
-            import_harbor(store, [job / f"a__{number:03d}"], checkpoint="x", **more)
+            import_harbor(store, [job / other], checkpoint="x")
     t.trial(tmp_path / "k", "a", 0, checksum="changed")
     with pytest.raises(ConfigError, match="another version of task a"):
         import_harbor(store, [tmp_path / "k"], checkpoint="x", suite="small-bench@1.0")
