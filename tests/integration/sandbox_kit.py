@@ -6,11 +6,16 @@ import asyncio
 import contextlib
 import os
 import secrets
+import time
 from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from stages.backends.protocols import CommandResult, Sandbox, SandboxBackend, VerifierReport
+from stages.backends.sandbox.bubblewrap import BubblewrapBackend
+from stages.backends.sandbox.docker import DockerBackend
 from stages.domain import CheckRole, CheckSpec, Limits, Stratum, Task
 
 # Two scenario checks and a gate, in pure bash; reports CTRF and fails when a check fails.
@@ -83,13 +88,51 @@ class Box:
         self._machine.wait(self.sandbox.close())
 
 
+KINDS = ["bubblewrap", "bubblewrap-user", pytest.param("docker", marks=pytest.mark.docker)]
+
+
+def open_machine(request: pytest.FixtureRequest) -> Machine:
+    """The backend that `request.param` names, started; skips where this machine or user has none."""
+    if request.param == "docker":
+        return Machine("docker", DockerBackend(image="prepared", base_url=request.getfixturevalue("docker_url")))
+    if request.param == "bubblewrap-user" and os.getuid() != 0:
+        pytest.skip("already a normal user: the plain bubblewrap row is this one")
+    return Machine(request.param, BubblewrapBackend(host_uid=60_001 if request.param == "bubblewrap-user" else None))
+
+
+def skip_slow_half(request: pytest.FixtureRequest, machine: Machine, always: frozenset[str]) -> None:
+    """A container takes a second where a jail takes milliseconds: without CI_FULL=1 Docker runs the `always` tests only."""
+    if machine.kind == "docker" and not os.environ.get("CI_FULL") and request.function.__name__ not in always:
+        pytest.skip("on Docker only with CI_FULL=1")
+
+
 class Machine:
     """A started backend and the event loop that it lives on."""
 
-    def __init__(self, backend: SandboxBackend) -> None:
+    def __init__(self, kind: str, backend: SandboxBackend) -> None:
         self._loop = asyncio.new_event_loop()
-        self.backend = backend
+        self.kind, self.backend = kind, backend
         self.wait(backend.start())
+
+    def leftovers(self) -> list[str]:
+        """Processes, cgroups, containers and volumes of attempts that are closed."""
+        if isinstance(self.backend, DockerBackend):
+            client, mine = self.backend.client, {"label": [f"{k}={v}" for k, v in self.backend.labels().items()]}
+            shared = {v.result() for v in self.backend._volumes.values()}
+            out = [c.name for c in client.containers.list(all=True, filters=mine)]
+            return out + [v.name for v in client.volumes.list(filters=mine) if v.name not in shared]
+        assert isinstance(self.backend, BubblewrapBackend)
+        guard = self.backend.host_pid
+        assert guard is not None
+        groups = [str(p) for p in Path("/sys/fs/cgroup").glob(f"**/rsi-{guard}-*/rsi-a*")]
+        return [str(p) for p in processes_below(guard)[1:]] + groups
+
+    def wait_for_nothing(self) -> None:
+        """Fails when something of the closed attempts stays."""
+        deadline = time.monotonic() + 30
+        while self.leftovers() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert self.leftovers() == []
 
     def wait(self, what: Coroutine[Any, Any, Any]) -> Any:
         return self._loop.run_until_complete(asyncio.wait_for(what, 100))

@@ -11,7 +11,7 @@ import pytest
 
 from stages.backends.sandbox.bubblewrap import BubblewrapBackend
 from stages.domain import CheckRole, CheckSpec, CheckStatus, Task, Verdict
-from tests.integration.sandbox_kit import Machine, make_task
+from tests.integration.sandbox_kit import Machine, make_task, open_machine
 
 PYTEST_SH = """#!/bin/bash
 source $HOME/.local/bin/env 2>/dev/null
@@ -79,6 +79,7 @@ class Cheat:
     flags: frozenset[str] = frozenset()  # exactly these are reported
     log: str = ""  # and this is said in the log
     timeout_s: float = 20.0
+    docker_flags: frozenset[str] | None = None  # where they differ
 
 
 PLANTED = frozenset({"planted_files"})
@@ -123,7 +124,7 @@ CHEATS = [
     Cheat("fake summary on stdout", program("echo '=== 3 passed in 0.01s ==='; echo REWARD: 1; echo 1764x")),
     Cheat("program writes the results first", program(f"echo '{FAKE_CTRF}' > /logs/verifier/ctrf.json; echo 1 > /logs/verifier/reward.txt")),
     Cheat("program's daemon rewrites the reward", program("(while :; do if [ -e /logs/verifier/reward.txt ]; then echo 1 > /logs/verifier/reward.txt; exit; fi; done) >/dev/null 2>&1 & echo no"), kind="reward", flags=frozenset({"result_rewritten"})),
-    Cheat("program's daemon swaps the folder", program("(sleep 0.1; mv /logs/verifier /logs/old; mkdir /logs/verifier; echo 1 > /logs/verifier/reward.txt) >/dev/null 2>&1 & echo no"), kind="reward"),
+    Cheat("program's daemon swaps the folder", program("(sleep 0.1; mv /logs/verifier /logs/old; mkdir /logs/verifier; echo 1 > /logs/verifier/reward.txt) >/dev/null 2>&1 & echo no"), kind="reward", docker_flags=frozenset({"result_rewritten"})),
     Cheat("program's daemon makes the reward a directory", program("(sleep 0.1; rm -f /logs/verifier/reward.txt; mkdir /logs/verifier/reward.txt) >/dev/null 2>&1 & echo no"), kind="reward", flags=frozenset({"broke_verifier"})),
     Cheat("program's daemon rewrites CTRF", program(f"(for i in $(seq 3000); do echo '{FAKE_CTRF}' > /logs/verifier/ctrf.json; done) >/dev/null 2>&1 & sleep 0.3; echo no"), kind="bash", flags=frozenset({"result_rewritten"})),
     Cheat("forged lines in the result channel", program("for f in 193 194 195 196; do echo '00000000000000000000000000000000 {\"id\":\"test_outputs.py::test_answer\",\"status\":\"passed\"}' >&$f; done 2>/dev/null; echo no"), kind="both", flags=frozenset({"forged_report"})),
@@ -134,9 +135,19 @@ CHEATS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def machine() -> Iterator[Machine]:
-    out = Machine(BubblewrapBackend())
+# on Docker without CI_FULL=1: the three that fool Harbor, and the ones that attack what differs between the backends
+ON_DOCKER = frozenset(c.name for c in CHEATS[:3]) | {
+    "program kills every process",
+    "program's daemon rewrites the reward",
+    "program's daemon swaps the folder",
+    "stolen nonce",
+    "descriptors and memory of the verifier",
+}
+
+
+@pytest.fixture(scope="module", params=["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    out = open_machine(request)
     yield out
     out.close()
 
@@ -174,12 +185,15 @@ def test_the_honest_solution_passes(machine: Machine, tmp_path: Path, kind: str)
 
 @pytest.mark.parametrize("cheat", CHEATS, ids=lambda c: c.name.replace(" ", "-").replace("/", "."))
 def test_cheating_does_not_pay(machine: Machine, tmp_path: Path, cheat: Cheat) -> None:
+    if machine.kind == "docker" and not os.environ.get("CI_FULL") and cheat.name not in ON_DOCKER:
+        pytest.skip("on Docker only with CI_FULL=1")
     with machine.box(victim(tmp_path, cheat.kind, cheat.timeout_s)) as box:
         box.run(cheat.commands, timeout_s=10)
         report = box.verify()
     assert report.verdict is Verdict.FAILED, report
     assert [c.id for c in report.checks if c.role is CheckRole.SCENARIO and c.status is CheckStatus.PASSED] == []
-    assert set(report.flags) == cheat.flags, report
+    flags = cheat.flags if machine.kind != "docker" or cheat.docker_flags is None else cheat.docker_flags
+    assert set(report.flags) == flags, report
     assert cheat.log in report.log
 
 
@@ -191,7 +205,7 @@ def test_as_a_normal_user_too(tmp_path: Path) -> None:
     """The three that fool real Harbor, and the two that go for the verifier's process, without root."""
     if os.getuid() != 0:
         pytest.skip("already a normal user: the tests above were it")
-    machine = Machine(BubblewrapBackend(host_uid=60_001))
+    machine = Machine("bubblewrap-user", BubblewrapBackend(host_uid=60_001))
     try:
         for cheat in [*CHEATS[:3], *CHEATS[-6:]]:
             with machine.box(victim(tmp_path, cheat.kind, cheat.timeout_s)) as box:

@@ -11,23 +11,52 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import docker
 import pytest
 
 from stages.backends.sandbox.bubblewrap import BubblewrapBackend
+from stages.backends.sandbox.docker import DockerBackend
+from stages.backends.sandbox.docker_engine import LABEL
 from stages.domain import CheckStatus, Verdict
 from stages.errors import SandboxError, SandboxUnavailable, TaskError
-from tests.integration.sandbox_kit import CHECKS, SOLVE_SH, TEST_SH, Machine, make_task, processes_below
+from tests.integration.sandbox_kit import (
+    CHECKS,
+    KINDS,
+    SOLVE_SH,
+    TEST_SH,
+    Machine,
+    make_task,
+    open_machine,
+    processes_below,
+    skip_slow_half,
+)
 
-MACHINES = ["bubblewrap", "bubblewrap-user"]
+ON_DOCKER = frozenset(
+    {
+        "test_files_cwd_environment_and_exit_codes_survive_turns",
+        "test_output_is_exact_bytes",
+        "test_timeout_ends_what_the_command_started_and_nothing_else",
+        "test_environment_changed_in_the_command_that_exits_survives",
+        "test_huge_output_is_capped_with_head_and_tail",
+        "test_verdicts",
+        "test_agent_is_dead_before_the_tests_run",
+        "test_breaking_the_verifier_does_not_pay",
+        "test_nothing_is_left_after_close",
+    }
+)
 
 
-@pytest.fixture(scope="module", params=MACHINES)
-def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
-    if request.param == "bubblewrap-user" and os.getuid() != 0:
-        pytest.skip("already a normal user: the plain bubblewrap row is this one")
-    out = Machine(BubblewrapBackend(host_uid=60_001 if request.param == "bubblewrap-user" else None))
+@pytest.fixture(scope="module", params=KINDS)
+def started(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    out = open_machine(request)
     yield out
     out.close()
+
+
+@pytest.fixture
+def machine(request: pytest.FixtureRequest, started: Machine) -> Machine:
+    skip_slow_half(request, started, ON_DOCKER)
+    return started
 
 
 # --------------------------------------------------------------------------- the shell
@@ -196,7 +225,8 @@ def test_agent_is_dead_before_the_tests_run(machine: Machine, tmp_path: Path) ->
         box.run("kill %1; (sleep 0.2; echo 42 > answer.txt) >/dev/null 2>&1 & rm -f answer.txt")
         report = box.verify()
         assert report.checks[0].status is CheckStatus.FAILED
-        assert "processes: 1\n" in report.log
+        seen = int(report.log.partition("processes: ")[2].split()[0])
+        assert seen == 1 if machine.kind != "docker" else seen <= 6  # there: init, main process, wrapper, test.sh
         with pytest.raises(SandboxError, match="open a new sandbox"):
             box.run("echo hello")
 
@@ -263,6 +293,7 @@ def test_two_attempts_share_nothing(machine: Machine, tmp_path: Path) -> None:
 
 def test_many_at_once(machine: Machine, tmp_path: Path) -> None:
     task = make_task(tmp_path)
+    number = 24 if machine.kind != "docker" else 6
 
     async def attempt(number: int) -> Verdict:
         sandbox = await machine.backend.open(task)
@@ -274,9 +305,9 @@ def test_many_at_once(machine: Machine, tmp_path: Path) -> None:
             await sandbox.close()
 
     async def all_of_them() -> list[Verdict]:
-        return await asyncio.gather(*(attempt(i) for i in range(24)))
+        return await asyncio.gather(*(attempt(i) for i in range(number)))
 
-    assert machine.wait(all_of_them()) == [Verdict.PASSED] * 24
+    assert machine.wait(all_of_them()) == [Verdict.PASSED] * number
 
 
 def test_a_cancelled_open_leaves_nothing(machine: Machine, tmp_path: Path) -> None:
@@ -290,19 +321,19 @@ def test_a_cancelled_open_leaves_nothing(machine: Machine, tmp_path: Path) -> No
                 await done.close()
 
     machine.wait(cancelled())
-    _wait_for_no_sandboxes(machine)
+    machine.wait_for_nothing()
 
 
 def test_nothing_is_left_after_close(machine: Machine, tmp_path: Path) -> None:
     mounts = Path("/proc/self/mountinfo").read_text()
     task = make_task(tmp_path)
-    for _ in range(5):
+    for _ in range(5 if machine.kind != "docker" else 2):
         with machine.box(task) as box:
             box.run("sleep 500 & setsid sleep 500 & (trap '' TERM; sleep 500) & disown -a")
             box.verify()
-    _wait_for_no_sandboxes(machine)
-    assert Path("/proc/self/mountinfo").read_text() == mounts
-    assert _cgroups_of_attempts(machine) == []
+    machine.wait_for_nothing()
+    if machine.kind != "docker":  # an engine of this machine mounts where it likes
+        assert Path("/proc/self/mountinfo").read_text() == mounts
 
 
 def test_unusable_tasks_are_named(machine: Machine, tmp_path: Path) -> None:
@@ -395,14 +426,49 @@ def test_kill_minus_nine_takes_everything_along(tmp_path: Path, victim: str) -> 
             process.kill()
 
 
-def _wait_for_no_sandboxes(machine: Machine) -> None:
-    guard = machine.backend.host_pid  # type: ignore[attr-defined]
-    deadline = time.monotonic() + 30
-    while len(processes_below(guard)) > 1 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert len(processes_below(guard)) == 1  # the host alone
+_DOCKER_VICTIM = """
+import asyncio, pathlib, sys
+sys.path.insert(0, {repository!r})
+from stages.backends.sandbox.docker import DockerBackend
+from tests.integration.sandbox_kit import make_task
+async def main():
+    backend = DockerBackend(image="prepared", base_url={url!r})
+    await backend.start()
+    sandbox = await backend.open(make_task(pathlib.Path({folder!r})))
+    await sandbox.run("sleep 555 &")
+    print("ready", flush=True)
+    await asyncio.sleep(100)
+asyncio.run(main())
+"""
 
 
-def _cgroups_of_attempts(machine: Machine) -> list[str]:
-    guard = machine.backend.host_pid  # type: ignore[attr-defined]
-    return [str(p) for p in Path("/sys/fs/cgroup").glob(f"**/rsi-{guard}-*/rsi-a*")]
+@pytest.mark.docker
+def test_kill_minus_nine_ends_containers_and_the_next_start_sweeps(tmp_path: Path, docker_url: str) -> None:
+    client = docker.DockerClient(base_url=docker_url)
+    repository = str(Path(__file__).resolve().parents[2])
+    code = _DOCKER_VICTIM.format(repository=repository, folder=str(tmp_path), url=docker_url)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "ready\n"
+            dead = {
+                c.id for c in client.containers.list(filters={"label": LABEL}) if f":{process.pid}:" in c.labels[LABEL]
+            }
+            assert len(dead) == 1
+        finally:
+            process.kill()
+    deadline = time.monotonic() + 20
+    while dead & {c.id for c in client.containers.list(all=True)} and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not dead & {c.id for c in client.containers.list(all=True)}
+    backend = DockerBackend(image="prepared", base_url=docker_url)
+    asyncio.run(backend.start())
+    asyncio.run(backend.aclose())
+    owners = [v.attrs["Labels"][LABEL] for v in client.volumes.list(filters={"label": LABEL})]
+    assert not any(f":{process.pid}:" in owner for owner in owners)
+    client.close()
+
+
+def test_without_an_engine_the_other_backend_is_named() -> None:
+    with pytest.raises(SandboxUnavailable, match="bubblewrap"):
+        asyncio.run(DockerBackend(base_url="unix:///nonexistent/docker.sock").start())

@@ -17,29 +17,12 @@ from stages.backends.sandbox.capture import Capture
 from stages.backends.sandbox.cgroups import Cgroups, Group
 from stages.backends.sandbox.channel import Channel
 from stages.backends.sandbox.conversation import Outcome, command_line
+from stages.backends.sandbox.environment import AGENT_ENV, SCRIPT_ENV
 from stages.backends.sandbox.evidence import ResultWatch, find_forbidden_links, find_planted
 from stages.backends.sandbox.shell import Shell
 from stages.backends.sandbox.spawn import COMMAND_FD, REPORT_FD, Jail, Reaper
 from stages.backends.sandbox.world import UNREADABLE_BASH, AttemptWorld
 
-_AGENT_ENV = {
-    "HOME": "/root",
-    "USER": "root",
-    "LOGNAME": "root",
-    "SHELL": "/bin/bash",
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "LANG": "C.UTF-8",
-    "TERM": "dumb",
-    "PAGER": "cat",
-}
-_SCRIPT_ENV = {
-    **_AGENT_ENV,
-    "HOME": "/logs/home",
-    "TMPDIR": "/logs/tmp",
-    "PATH": "/opt/rsi/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-}
 _LOGS_MB, _SHM_MB = 16, 8
 _RESULTS = ("ctrf.json", "reward.json", "reward.txt")
 _MAX_RESULT_BYTES = 4 << 20
@@ -226,7 +209,7 @@ class Attempt:
             self._world,
             [*self._common(), "--chdir", self._spec["workdir"]],
             command_line(limits),
-            env=_AGENT_ENV,
+            env=AGENT_ENV,
             output_fd=output,
             seccomp_fd=self._filters[True],
             fds={COMMAND_FD: command_in, REPORT_FD: report_out},
@@ -280,7 +263,7 @@ class Attempt:
                 self._world,
                 options,
                 [UNREADABLE_BASH, "--noprofile", "--norc", f"/{kind}/{name}"],
-                env=_SCRIPT_ENV,
+                env=SCRIPT_ENV,
                 output_fd=out_w,
                 seccomp_fd=self._filters[False],
                 fds=channel.fds,

@@ -27,7 +27,8 @@ from stages.backends.sandbox.bundle import TaskBundle, read_bundle
 from stages.backends.sandbox.link import HostLink
 from stages.backends.sandbox.tools import world_config
 from stages.backends.sandbox.verdict import Judgement, VerifierOutput, judge
-from stages.domain import Task, Verdict
+from stages.backends.sandbox.verification import PristineImages, evidence_log, report
+from stages.domain import Task
 from stages.errors import SandboxError, SandboxUnavailable, TaskError
 
 _HIGH_UID = 59_999  # nobody's: below 65536 so that it exists in containers with a small user map
@@ -51,8 +52,8 @@ class BubblewrapBackend:
         self._sent: set[str] = set()
         self._places: asyncio.Semaphore | None = None
         self._places_loop: asyncio.AbstractEventLoop | None = None
-        self._open: set[BubblewrapSandbox] = set()
-        self._pristine: dict[str, bool] = {}
+        self._alive: set[BubblewrapSandbox] = set()
+        self._pristine = PristineImages()
         self.cgroups: dict[str, int] = {}
 
     async def start(self) -> None:
@@ -96,10 +97,12 @@ class BubblewrapBackend:
 
     async def open(self, task: Task) -> BubblewrapSandbox:
         """A fresh sandbox with the task's files. Raises TaskError for a folder that cannot be used, SandboxError for us."""
+        return await self._open_with(task, self._semaphore())
+
+    async def _open_with(self, task: Task, places: asyncio.Semaphore) -> BubblewrapSandbox:
         if self._link is None:
             raise SandboxError("the sandbox backend is not started; call start() first")
         bundle = self._bundle(task)
-        places = self._semaphore()
         await places.acquire()
         sandbox = BubblewrapSandbox(self, self._link, task, bundle, f"a{next(self._ids)}", places)
         try:
@@ -111,7 +114,7 @@ class BubblewrapBackend:
             sandbox.forget()
             self._link.post({"op": "close", "sid": sandbox.sid})
             raise
-        self._open.add(sandbox)
+        self._alive.add(sandbox)
         return sandbox
 
     async def capabilities(self) -> Sequence[Capability]:
@@ -123,7 +126,7 @@ class BubblewrapBackend:
     async def aclose(self) -> None:
         if self._link is not None:
             link, self._link = self._link, None
-            for sandbox in list(self._open):
+            for sandbox in list(self._alive):
                 sandbox.forget()
             await link.aclose()
             self._sent.clear()
@@ -131,19 +134,16 @@ class BubblewrapBackend:
     # ------------------------------------------------------------------ for the sandboxes
 
     def closed(self, sandbox: BubblewrapSandbox) -> None:
-        self._open.discard(sandbox)
+        self._alive.discard(sandbox)
 
     async def pristine_gives_verdict(self, task: Task, bundle: TaskBundle) -> bool:
         """Whether the verifier gives a verdict on a fresh image after the reference solution (sandbox.md, last section)."""
-        if bundle.key not in self._pristine:
-            sandbox = await self.open(task)
-            try:
-                if bundle.trees["solution"]:
-                    await sandbox.run_solution()
-                self._pristine[bundle.key] = (await sandbox.judge_state()).verdict.counts
-            finally:
-                await sandbox.close()
-        return self._pristine[bundle.key]
+        extra = asyncio.Semaphore(1)  # the asker keeps its own place: waiting for another one could wait for itself
+
+        async def opened(task: Task) -> BubblewrapSandbox:
+            return await self._open_with(task, extra)
+
+        return await self._pristine.give_verdict(task, bundle.key, bool(bundle.trees["solution"]), opened)
 
     def _bundle(self, task: Task) -> TaskBundle:
         key = (str(task.root), task.digest, task.id)
@@ -207,16 +207,9 @@ class BubblewrapSandbox:
         """The agent's processes end for good, then `/tests/test.sh` runs in a fresh jail. A second call answers the same."""
         if self._report is None:
             began = time.monotonic()
-            result, log = await self._judge()
-            verdict, flags = result.verdict, result.flags
-            if verdict is Verdict.NONE:
-                log = f"{log}\n[no verdict: {result.reason}]"
-                if await self._backend.pristine_gives_verdict(self._task, self._bundle):
-                    verdict, flags = Verdict.FAILED, (*flags, "broke_verifier")
-                else:
-                    verdict = Verdict.VERIFIER_ERROR
-            self._report = VerifierReport(
-                verdict=verdict, checks=result.checks, flags=flags, log=log, duration_s=time.monotonic() - began
+            judgement, log = await self._judge()
+            self._report = await report(
+                judgement, log, began, lambda: self._backend.pristine_gives_verdict(self._task, self._bundle)
             )
         return self._report
 
@@ -273,8 +266,5 @@ class BubblewrapSandbox:
             links=head["links"],
             intact=head["intact"],
         )
-        if head["planted"]:
-            log += f"\n[the workspace holds files made for a test runner: {', '.join(head['planted'])}]"
-        if head["links"]:
-            log += f"\n[links into the verifier's folders: {', '.join(head['links'])}]"
+        log += evidence_log(head["planted"], head["links"])
         return judge(output, self._task.checks), log

@@ -4,8 +4,9 @@ Inside the sandbox a supervisor bash (re)starts a loop bash. The loop reads NUL-
 199 with `R<rc> <cwd> NUL <export -p> NUL`; its EXIT trap answers `X…` in the same form; the supervisor answers `!<rc> NUL`
 when the loop ended (`exit`, `exec prog`, `kill -9 $$`). Exit codes therefore never mix with output, and the environment of
 the last good moment is known, so it survives a restart. Everything an agent can write to 199 is treated as hostile: it can
-fool only its own observation. Where output and reports come by different ways and may overtake each other (Docker), a mark
-that follows the command is printed after its output, and `B<uptime> <pid> NUL` says when it began.
+fool only its own observation. Where output and reports come by different ways and may overtake each other (Docker), every
+command is preceded by a NUL-ended mark that is printed after its output, and `B<uptime> <last process id> <pid> NUL`
+says when it began.
 
 Standard library only.
 """
@@ -22,13 +23,14 @@ __rsi_report() { builtin printf '%s%d %s\0' "$1" "$2" "$PWD" >&199; builtin expo
 trap '__rsi_report X "$?"' EXIT
 while IFS= builtin read -r -d '' -u 198 __rsi_command; do
  @BEGIN@{ eval "$__rsi_command"; } </dev/null >&200 2>&200 198<&- 200>&-
- @MARK@__rsi_report R "$?"
+ __rsi_code=$?; @MARK@__rsi_report R "$__rsi_code"
 done
 """
-_BEGIN = r"""builtin read -r __rsi_up __rsi_idle < /proc/uptime; builtin printf 'B%s %d\0' "$__rsi_up" $$ >&199
+_BEGIN = r"""__rsi_mark=$__rsi_command; IFS= builtin read -r -d '' -u 198 __rsi_command
+ builtin read -r __rsi_up _ < /proc/uptime; builtin read -r _ _ _ _ __rsi_last < /proc/loadavg
+ builtin printf 'B%s %d %d\0' "$__rsi_up" "$__rsi_last" $$ >&199
  """
-_MARK = r"""__rsi_rc=$?; IFS= builtin read -r -d '' -u 198 __rsi_mark; builtin printf %s "$__rsi_mark" >&200; (exit $__rsi_rc)
- """
+_MARK = r"""builtin printf %s "$__rsi_mark" >&200; """
 _SUPERVISOR = r"""
 %s
 while :; do
@@ -63,7 +65,7 @@ class Reports:
     def __init__(self, workdir: str) -> None:
         self.cwd = os.fsencode(workdir)
         self.exports = b""
-        self.began_ticks: int | None = None  # of the running command, in 1/100 s of the sandbox's uptime
+        self.began: tuple[int, int] | None = None  # of the running command: 1/100 s of uptime, last process id then
         self.loop_pid: int | None = None  # as the sandbox counts
         self._buffer = bytearray()
 
@@ -72,7 +74,7 @@ class Reports:
 
     def clear(self) -> None:
         self._buffer.clear()
-        self.began_ticks = None
+        self.began = None
 
     def feed(self, data: bytes) -> None:
         self._buffer += data
@@ -110,9 +112,10 @@ class Reports:
         return self.exports + b"\n" + os.fsencode(f"cd -- {cwd} 2>/dev/null || cd /")
 
     def _began(self, text: bytes) -> None:
-        uptime, _, pid = text.partition(b" ")
-        if uptime.replace(b".", b"").isdigit() and pid.isdigit() and len(text) < 40:
-            self.began_ticks, self.loop_pid = int(float(uptime) * 100), int(pid)
+        words = text.split()
+        if len(words) == 3 and len(text) < 60 and all(w.replace(b".", b"", 1).isdigit() for w in words):
+            self.began = int(float(words[0]) * 100), int(float(words[1]))
+            self.loop_pid = int(float(words[2]))
 
 
 def _number(text: bytes) -> int | None:

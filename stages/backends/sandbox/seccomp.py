@@ -72,3 +72,32 @@ def program(*, trace: bool = True) -> bytes:
         body += [_op(_JEQ, request, 0, 1), deny]
     out += [_op(_JEQ, _IOCTL[column], 0, len(body)), *body, _op(_RET, _ALLOW)]
     return b"".join(out)
+
+
+def docker_profile(*, trace: bool = True) -> dict[str, object]:
+    """The same filter in the form that `docker run --security-opt seccomp=…` takes (it knows every architecture's numbers)."""
+    names = [*_DENIED, *(() if trace else _TRACING)]
+
+    def refuse(names: list[str], number: int, **more: object) -> dict[str, object]:
+        return {"names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": number, **more}
+
+    masked = [
+        {"index": 0, "value": 1 << bit, "valueTwo": 1 << bit, "op": "SCMP_CMP_MASKED_EQ"}
+        for bit in range(7, 32)
+        if _CLONE_NAMESPACES >> bit & 1
+    ]
+    families = [
+        {"index": 0, "value": f, "valueTwo": 0, "op": "SCMP_CMP_EQ"} for f in range(46) if f not in _FAMILIES_ALLOWED
+    ]
+    low = 0xFFFFFFFF
+    requests = [{"index": 1, "value": low, "valueTwo": r, "op": "SCMP_CMP_MASKED_EQ"} for r in _IOCTLS_DENIED]
+    return {
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "syscalls": [
+            refuse(names, errno.EPERM),
+            refuse(["clone3"], errno.ENOSYS),
+            *(refuse(["clone"], errno.EPERM, args=[m]) for m in masked),
+            *(refuse(["socket"], errno.EPERM, args=[f]) for f in families),
+            *(refuse(["ioctl"], errno.EPERM, args=[r]) for r in requests),
+        ],
+    }

@@ -28,6 +28,10 @@ _PACKAGES = (
 )
 _DISTRIBUTIONS = ("pytest", "pluggy", "iniconfig", "packaging", "pygments", "exceptiongroup", "tomli")
 _COMMANDS = {"python3": "python3.sh", "python": "python3.sh", "pytest": "pytest.sh", "uvx": "uvx.sh"}
+_INTERPRETER = b"""#!/bin/bash
+for p in /usr/local/bin/python3 /usr/bin/python3; do [ -x $p ] && exec $p "$@"; done
+echo "this image has no python3 for its verifier" >&2; exit 127
+"""
 _HERE = Path(__file__).parent / "verifier_tools"
 
 
@@ -61,3 +65,16 @@ def world_config() -> dict[str, Any]:
     else:
         links["interpreter"] = f"/usr/{executable}"
     return {"texts": texts, "binds": binds, "links": links}
+
+
+def portable_tools() -> list[tuple[str, int, bytes]]:
+    """The same for an image whose interpreter we do not know: files to lie below /opt/rsi, pytest's sources included."""
+    config = world_config()
+    entries = [(name, 0o755, text.encode()) for name, text in config["texts"].items()]
+    entries.append(("interpreter", 0o755, _INTERPRETER))
+    for name, source in config["binds"].items():
+        if name.startswith("lib/"):
+            for path in sorted(Path(source).rglob("*")):
+                if path.is_file() and "__pycache__" not in path.parts:
+                    entries.append((f"{name}/{path.relative_to(source)}", 0o644, path.read_bytes()))
+    return entries

@@ -1,0 +1,239 @@
+"""Talking to a Docker engine from asyncio: streams of `exec`, small archives, images by content, and the sweeper.
+
+The SDK blocks, so its calls run in threads; the streams themselves are read by the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import io
+import os
+import socket
+import struct
+import tarfile
+import tempfile
+import tomllib
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import docker
+import requests
+from docker.errors import APIError, BuildError, DockerException, ImageNotFound, NotFound
+
+from stages.backends.sandbox.bundle import Entry
+from stages.backends.sandbox.rootfs import write_rootfs
+from stages.domain import Task
+from stages.errors import SandboxError, TaskError
+
+LABEL = "terminal-rsi.owner"
+_HEADER = struct.Struct(">BxxxI")
+T = TypeVar("T")
+
+
+async def call(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """An SDK call in a thread. Raises SandboxError with the engine's words."""
+    try:
+        return await asyncio.to_thread(function, *args, **kwargs)
+    except (DockerException, requests.RequestException, OSError) as error:
+        raise SandboxError(f"docker engine: {error}") from error
+
+
+class ExecStream:
+    """One `exec` with stdin, stdout and stderr attached. Iterate `frames()` for (stream, bytes): 1 stdout, 2 stderr."""
+
+    def __init__(self, api: docker.APIClient, exec_id: str, sock: socket.socket) -> None:
+        self._api, self.id, self._socket = api, exec_id, sock
+        self._buffer = bytearray()
+        sock.setblocking(False)
+
+    @classmethod
+    async def open(
+        cls, api: docker.APIClient, container: str, command: list[str], *, user: str, workdir: str, env: dict[str, str]
+    ) -> ExecStream:
+        """The program must read a line before it writes: what it wrote earlier could be lost with the response's head."""
+        created = await call(
+            api.exec_create, container, command, stdin=True, user=user, workdir=workdir, environment=env
+        )
+        raw = await call(api.exec_start, created["Id"], socket=True)
+        return cls(api, created["Id"], getattr(raw, "_sock", raw))
+
+    async def send(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self._socket, data)
+
+    async def read(self) -> list[tuple[int, bytes]] | None:
+        """The frames that come next; None at the end of the stream."""
+        data = await asyncio.get_running_loop().sock_recv(self._socket, 1 << 18)
+        if not data:
+            return None
+        self._buffer += data
+        frames = []
+        while len(self._buffer) >= _HEADER.size:
+            stream, length = _HEADER.unpack_from(self._buffer)
+            if len(self._buffer) < _HEADER.size + length:
+                break
+            frames.append((stream, bytes(self._buffer[_HEADER.size : _HEADER.size + length])))
+            del self._buffer[: _HEADER.size + length]
+        return frames
+
+    async def frames(self) -> AsyncIterator[tuple[int, bytes]]:
+        while True:
+            try:
+                got = await self.read()
+            except ConnectionError:
+                return
+            if got is None:
+                return
+            for frame in got:
+                yield frame
+
+    async def exit_code(self) -> int | None:
+        """None while it runs."""
+        for _ in range(100):
+            answer = await call(self._api.exec_inspect, self.id)
+            if not answer["Running"]:
+                return answer["ExitCode"]
+            await asyncio.sleep(0.02)
+        return None
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def make_tar(entries: Iterable[Entry], *, uid: int, folders: Iterable[tuple[str, int, int]] = ()) -> bytes:
+    """A tar of files owned by `uid`. `folders`: (name, mode, owner)."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        made: set[str] = set()
+
+        def folder(name: str, mode: int, owner: int) -> None:
+            info = tarfile.TarInfo(name)
+            info.type, info.mode, info.uid, info.gid = tarfile.DIRTYPE, mode, owner, owner
+            tar.addfile(info)
+            made.add(name)
+
+        for name, mode, owner in folders:
+            folder(name, mode, owner)
+        for path, mode, content in entries:
+            parts = path.split("/")[:-1]
+            for i in range(1, len(parts) + 1):
+                if "/".join(parts[:i]) not in made:
+                    folder("/".join(parts[:i]), 0o755, uid)
+            info = tarfile.TarInfo(path)
+            info.size, info.mode, info.uid, info.gid = len(content), mode, uid, uid
+            tar.addfile(info, io.BytesIO(content))
+    return out.getvalue()
+
+
+def read_archive(api: docker.APIClient, container: str, path: str, limit: int) -> tarfile.TarFile:
+    """`docker cp` out of a container. Raises SandboxError beyond `limit` bytes."""
+    stream, _ = api.get_archive(container, path)
+    spool = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the TarFile
+    total = 0
+    for chunk in stream:
+        total += len(chunk)
+        if total > limit:
+            raise SandboxError(f"{path} in the container holds more than {limit} bytes")
+        spool.write(chunk)
+    spool.seek(0)
+    return tarfile.open(fileobj=spool)
+
+
+class DockerImages:
+    """The image of a task: the operator's own, `docker_image` of task.toml, or `environment/Dockerfile` built once per content."""
+
+    def __init__(self, client: docker.DockerClient, image: str | None) -> None:
+        self._client, self._image = client, image
+        self._known: dict[str, str] = {}
+
+    async def of(self, task: Task) -> str:
+        """An image id. Raises TaskError (nothing to make one from) or SandboxError (the engine could not)."""
+        if self._image is not None:
+            return self._image
+        key = f"{task.root}:{task.digest}"
+        if key not in self._known:
+            self._known[key] = await asyncio.to_thread(self._find, task)
+        return self._known[key]
+
+    def _find(self, task: Task) -> str:
+        try:
+            settings = tomllib.loads((task.root / "task.toml").read_text()).get("environment", {})
+        except (OSError, ValueError) as error:
+            raise TaskError(f"{task.root / 'task.toml'} cannot be read: {error}") from error
+        environment = task.root / "environment"
+        try:
+            if name := settings.get("docker_image"):
+                with contextlib.suppress(ImageNotFound):
+                    return self._client.images.get(name).id
+                return self._client.images.pull(name).id
+            if not (environment / "Dockerfile").is_file():
+                raise TaskError(f"task {task.id}: neither docker_image in task.toml nor {environment / 'Dockerfile'}")
+            tag = f"terminal-rsi/task:{_folder_hash(environment)}"
+            with contextlib.suppress(ImageNotFound):
+                return self._client.images.get(tag).id
+            built, _ = self._client.images.build(path=str(environment), tag=tag, rm=True, forcerm=True)
+            return built.id
+        except (APIError, BuildError, DockerException, requests.RequestException) as error:
+            raise SandboxError(f"task {task.id}: no image: {error}") from error
+
+
+def prepared_image(client: docker.DockerClient) -> str:
+    """An image made from this machine's Debian packages, without a registry; made once per engine and content."""
+    with tempfile.TemporaryDirectory(prefix="rsi-rootfs-") as folder:
+        tar = Path(folder) / "rootfs.tar"
+        write_rootfs(tar)
+        digest = hashlib.sha256()
+        with tarfile.open(tar) as opened:
+            for member in opened:
+                digest.update(f"{member.name}\0{member.size}\0{member.mtime}\0".encode())
+        tag = f"terminal-rsi/rootfs:{digest.hexdigest()[:16]}"
+        with contextlib.suppress(ImageNotFound):
+            return client.images.get(tag).id
+        client.api.import_image_from_file(str(tar), repository=tag.split(":")[0], tag=tag.split(":")[1])
+        return client.images.get(tag).id
+
+
+def owner_label() -> str:
+    """Machine boot, process and its birth: enough to tell whether the owner still lives."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}:{os.getpid()}:{_birth(os.getpid())}"
+
+
+def sweep(client: docker.DockerClient) -> None:
+    """Remove the containers and volumes of owners on this machine that are gone (killed with -9)."""
+    for container in client.containers.list(all=True, filters={"label": LABEL}):
+        if _orphaned(container.labels.get(LABEL, "")):
+            with contextlib.suppress(NotFound, APIError):
+                container.remove(force=True, v=True)
+    for volume in client.volumes.list(filters={"label": LABEL}):
+        if _orphaned((volume.attrs.get("Labels") or {}).get(LABEL, "")):
+            with contextlib.suppress(NotFound, APIError):
+                volume.remove(force=True)
+
+
+def _orphaned(label: str) -> bool:
+    boot, _, rest = label.partition(":")
+    pid, _, birth = rest.partition(":")
+    if not pid.isdigit():
+        return False
+    if boot != Path("/proc/sys/kernel/random/boot_id").read_text().strip():
+        return False  # another machine's, or from before a restart of this one: not ours to judge
+    return _birth(int(pid)) != birth
+
+
+def _birth(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    except OSError:
+        return ""
+
+
+def _folder_hash(folder: Path) -> str:
+    out = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            out.update(f"{path.relative_to(folder)}\0{path.stat().st_mode & 0o777:o}\0".encode())
+            out.update(path.read_bytes())
+    return out.hexdigest()[:32]

@@ -1,0 +1,379 @@
+"""One attempt on a Docker engine (see `docker.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from docker.errors import APIError, DockerException, NotFound
+from docker.types import Mount
+
+from stages.backends.protocols import CommandResult, VerifierReport
+from stages.backends.sandbox.bundle import TaskBundle
+from stages.backends.sandbox.capture import Capture
+from stages.backends.sandbox.conversation import command_line
+from stages.backends.sandbox.docker_engine import ExecStream, call, make_tar, read_archive
+from stages.backends.sandbox.docker_shell import KILLER, PRELUDE, DockerShell
+from stages.backends.sandbox.environment import AGENT_ENV, SCRIPT_ENV
+from stages.backends.sandbox.evidence import ResultWatch, find_forbidden_links, find_planted
+from stages.backends.sandbox.verdict import Judgement, VerifierOutput, judge
+from stages.backends.sandbox.verification import evidence_log, report
+from stages.domain import Task
+from stages.errors import SandboxError, TaskError
+
+if TYPE_CHECKING:
+    from stages.backends.sandbox.docker import DockerBackend
+
+_RESULTS = ("ctrf.json", "reward.json", "reward.txt")
+_MAX_RESULT_BYTES = 4 << 20
+_LOG_BYTES = 65536
+# Waits for a line, then becomes a bash that its user cannot read (so nobody can trace it), runs the script and, the moment
+# that it ends, kills every other process of the user: nothing of the agent's can touch the results afterwards.
+_WRAPPER = r"""
+IFS= read -r _ || exit 125
+cp -- "$BASH" /logs/tmp/.bash && chmod 0111 /logs/tmp/.bash || exit 125
+exec 194>&2 195<&0 2>&1 0</dev/null
+exec /logs/tmp/.bash --noprofile --norc -c '/logs/tmp/.bash --noprofile --norc "$1"; c=$?; kill -9 -1; exit $c' bash "$1"
+"""
+_SWEEP = "kill -9 -1; for d in /proc/[0-9]*; do [ -O $d ] && [ ${d#/proc/} != $$ ] && exit 1; done; exit 0"
+
+
+class DockerSandbox:
+    """Agent's container, then the verifier's. Commands are run one after another."""
+
+    def __init__(
+        self, backend: DockerBackend, task: Task, bundle: TaskBundle, image: str, uid: int, places: asyncio.Semaphore
+    ) -> None:
+        self._backend, self._task, self._bundle, self._image, self._uid = backend, task, bundle, image, uid
+        self._places: asyncio.Semaphore | None = places
+        self._lock = asyncio.Lock()
+        self._container: Any = None
+        self._stdin: Any = None
+        self._volumes: dict[str, str] = {}  # mount point -> tmpfs volume
+        self._shell: DockerShell | None = None
+        self._report: VerifierReport | None = None
+
+    async def begin(self) -> None:
+        limits = self._task.limits
+        for point in (self._task.workdir, "/tmp", "/root"):
+            self._volumes[point] = await self._backend.tmpfs(
+                size_mb=limits.storage_mb, inodes=limits.inodes, uid=self._uid
+            )
+        await self._start([], trace=True)
+        own = await asyncio.to_thread(self._image_files)
+        files = [(p, m, c) for p, m, c in own if p not in self._task.files] + list(self._bundle.trees["files"])
+        if files:
+            await call(self._container.put_archive, self._task.workdir, make_tar(files, uid=self._uid))
+        self._shell = DockerShell(
+            self._connect, self._kill, workdir=self._task.workdir, output_bytes=limits.output_bytes
+        )
+        try:
+            await self._shell.begin()
+        except OSError as error:
+            raise SandboxError(f"task {self._task.id}, image {self._image}: {error}") from error
+
+    async def run(self, command: str, *, timeout_s: float | None = None) -> CommandResult:
+        """One command in the persistent bash. Raises SandboxError when the engine fails or the shell has ended for good."""
+        text = command.encode("utf-8", "surrogateescape")
+        if b"\0" in text:
+            return CommandResult(output=b"bash: a command cannot hold a NUL byte\n", exit_code=2)
+        async with self._lock:
+            if self._shell is None:
+                raise SandboxError(
+                    "the agent's shell of this sandbox has ended (verified or closed); open a new sandbox"
+                )
+            limit = self._task.limits.command_timeout_s if timeout_s is None else timeout_s
+            try:
+                out = await self._shell.run(text, limit)
+            except OSError as error:
+                raise SandboxError(f"the container's shell did not come back: {error}") from error
+        return CommandResult(
+            output=out.output,
+            exit_code=out.exit_code,
+            timed_out=out.timed_out,
+            restarted=out.restarted,
+            truncated_bytes=out.truncated_bytes,
+            duration_s=out.duration_s,
+        )
+
+    async def verify(self) -> VerifierReport:
+        """The agent's processes end for good, then `/tests/test.sh` runs in a fresh container. A second call answers the same."""
+        if self._report is None:
+            began = time.monotonic()
+            judgement, log = await self._judge()
+            self._report = await report(
+                judgement, log, began, lambda: self._backend.pristine_gives_verdict(self._task, self._bundle)
+            )
+        return self._report
+
+    async def judge_state(self) -> Judgement:
+        """The verifier's word on the present state, without the question whose fault a missing verdict is."""
+        return (await self._judge())[0]
+
+    async def run_solution(self) -> CommandResult:
+        """Run `solution/solve.sh` in a fresh container on the workspace (the `oracle` agent). Ends the agent's shell."""
+        if not any(path == "solve.sh" for path, _, _ in self._bundle.trees["solution"]):
+            raise TaskError(f"task {self._task.id}: {self._task.root / 'solution' / 'solve.sh'} is missing")
+        began = time.monotonic()
+        code, capture, _, _ = await self._script("solution", "solve.sh", self._task.agent_timeout_s)
+        return CommandResult(
+            output=capture.result()[0], exit_code=code, timed_out=code is None, duration_s=time.monotonic() - began
+        )
+
+    async def close(self) -> None:
+        if self._places is None:
+            return
+        self.forget()
+        with contextlib.suppress(SandboxError):
+            await self._end_container()
+        for name in self._volumes.values():
+            with contextlib.suppress(SandboxError):
+                await call(self._remove_volume, name)
+
+    def forget(self) -> None:
+        """Give the place back; the backend removes what is left."""
+        if self._shell is not None:
+            self._shell.close()
+            self._shell = None
+        if self._places is not None:
+            self._places.release()
+            self._places = None
+            self._backend.closed(self)
+
+    # ------------------------------------------------------------------ containers
+
+    async def _start(self, more: list[Mount], *, trace: bool) -> None:
+        """The next container on this attempt's volumes; the last one goes only when this one holds them."""
+        mounts = [Mount(point, name) for point, name in self._volumes.items()]
+        container = await self._backend.container(self._task, self._image, mounts + more, uid=self._uid, trace=trace)
+        try:
+            stdin = await call(container.attach_socket, params={"stdin": 1, "stream": 1})
+            await call(container.start)
+        except BaseException:
+            with contextlib.suppress(NotFound, APIError):
+                await asyncio.to_thread(container.remove, force=True)
+            raise
+        await self._end_container()
+        self._container, self._stdin = container, stdin
+
+    async def _end_container(self) -> None:
+        container, stdin, self._container, self._stdin = self._container, self._stdin, None, None
+        if container is not None:
+            await asyncio.to_thread(_remove, container)
+            getattr(stdin, "_sock", stdin).close()
+            stdin.close()
+
+    async def _connect(self) -> ExecStream:
+        return await ExecStream.open(
+            self._backend.client.api,
+            self._container.id,
+            command_line(PRELUDE.format(pids=self._task.limits.pids), marks=True),
+            user=f"{self._uid}:{self._uid}",
+            workdir=self._task.workdir,
+            env=AGENT_ENV,
+        )
+
+    async def _kill(self, signal: str, since: tuple[int, int], also: int) -> None:
+        await self._helper(KILLER, signal, *map(str, since), str(also))
+
+    async def _helper(self, script: str, *arguments: str) -> int:
+        """A short script of builtins as the agent's user; its exit code."""
+        command = ["/bin/bash", "--noprofile", "--norc", "-c", script, "bash", *arguments]
+        answer = await call(self._container.exec_run, command, user=f"{self._uid}:{self._uid}", workdir="/")
+        return int(answer.exit_code or 0)
+
+    def _image_files(self) -> list[tuple[str, int, bytes]]:
+        """Regular files that the image itself has in the workdir (a volume hides them)."""
+        api = self._backend.client.api
+        probe = api.create_container(self._image, ["/bin/true"], labels=self._backend.labels())
+        try:
+            with read_archive(api, probe["Id"], self._task.workdir, self._task.limits.storage_mb << 20) as tar:
+                out = []
+                for member in tar:
+                    _, _, inside = member.name.partition("/")
+                    file = tar.extractfile(member) if member.isreg() and inside else None
+                    if file is not None:
+                        out.append((inside, member.mode & 0o777, file.read()))
+                return out
+        except (NotFound, DockerException):  # no such folder in the image
+            return []
+        finally:
+            with contextlib.suppress(NotFound, APIError):
+                api.remove_container(probe["Id"], force=True)
+
+    def _remove_volume(self, name: str) -> None:
+        volume = self._backend.client.volumes.get(name)
+        for attempt in range(100):
+            try:
+                volume.remove(force=True)
+                return
+            except NotFound:
+                return
+            except APIError:  # in use for the moment that its container takes to go
+                if attempt == 99:
+                    raise
+                time.sleep(0.03)
+
+    # ------------------------------------------------------------------ verifier
+
+    async def _end_agent(self) -> None:
+        """Kill every process of the agent's user id until none is left; no fork can outrun kill(-1)."""
+        if self._shell is not None:
+            self._shell.close()
+            self._shell = None
+        for _ in range(50):
+            if await self._helper(_SWEEP) == 0:
+                return
+        raise SandboxError("processes of the agent survive SIGKILL in the container")
+
+    async def _judge(self) -> tuple[Judgement, str]:
+        code, capture, said, nonces = await self._script("tests", "test.sh", self._task.verifier_timeout_s)
+        results, strange = await asyncio.to_thread(self._results)
+        evidence = self._evidence
+        log = capture.result()[0].decode("utf-8", "replace") + evidence_log(evidence["planted"], evidence["links"])
+        output = VerifierOutput(
+            exit_code=code,
+            results=results,
+            strange=strange,
+            channel=said,
+            nonces=nonces,
+            rewritten={n: c for n, c in self._rewritten.items() if n in _RESULTS or n.startswith("(")},
+            planted=evidence["planted"],
+            links=evidence["links"],
+        )
+        return judge(output, self._task.checks), log
+
+    async def _script(self, tree: str, name: str, timeout_s: float) -> tuple[int | None, Capture, bytes, list[str]]:
+        async with self._lock:
+            await self._end_agent()
+            self._evidence = await asyncio.to_thread(self._find_evidence)
+            logs = await self._backend.tmpfs(size_mb=16, inodes=4096, uid=0)
+            old, self._volumes["/logs"] = self._volumes.get("/logs"), logs
+            hidden = await self._backend.filled_volume(
+                f"{tree}:{self._bundle.key}", self._image, self._bundle.trees[tree]
+            )
+            tools = await self._backend.tools(self._image)
+            await self._start(
+                [Mount(f"/{tree}", hidden, read_only=True), Mount("/opt/rsi", tools, read_only=True)], trace=False
+            )
+            if old is not None:
+                await call(self._remove_volume, old)
+            folders = [(n, 0o755, self._uid) for n in ("verifier", "agent", "home", "tmp")]
+            await call(self._container.put_archive, "/logs", make_tar([], uid=0, folders=folders))
+            watch = await asyncio.to_thread(self._watch, logs)
+            capture, channel = Capture(_LOG_BYTES), DockerChannel()
+            stream = await ExecStream.open(
+                self._backend.client.api,
+                self._container.id,
+                ["/bin/bash", "--noprofile", "--norc", "-c", _WRAPPER, "bash", f"/{tree}/{name}"],
+                user=f"{self._uid}:{self._uid}",
+                workdir=self._task.workdir,
+                env=SCRIPT_ENV,
+            )
+            code: int | None = None
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await stream.send(b"go\n" + channel.lay_out())
+                    async for kind, data in stream.frames():
+                        if kind == 1:
+                            capture.add(data)
+                        elif channel.feed(data):
+                            await stream.send(channel.lay_out())
+                    code = await stream.exit_code()
+            except TimeoutError:
+                await self._helper("kill -9 -1")
+            except OSError as error:
+                raise SandboxError(f"the stream of the verifier broke: {error}") from error
+            finally:
+                stream.close()
+                self._rewritten = watch.finish() if watch else {}
+            if code == 125 and not capture.total:
+                raise SandboxError(
+                    f"image {self._image}: the verifier's bash could not be prepared (needs cp and chmod)"
+                )
+            return code, capture, channel.data, channel.nonces
+
+    def _watch(self, volume: str) -> ResultWatch | None:
+        """Only on an engine of this machine whose folders we may enter."""
+        place = self._backend.client.volumes.get(volume).attrs.get("Mountpoint", "")
+        return ResultWatch(f"{place}/verifier") if os.access(f"{place}/verifier", os.R_OK) else None
+
+    def _results(self) -> tuple[dict[str, bytes], list[str]]:
+        results: dict[str, bytes] = {}
+        strange: list[str] = []
+        try:
+            tar = read_archive(self._backend.client.api, self._container.id, "/logs/verifier", 64 << 20)
+        except (DockerException, tarfile.TarError, SandboxError):
+            return {}, [_RESULTS[0]]
+        with tar:
+            for member in tar:
+                name = member.name.removeprefix("verifier/")
+                if name in _RESULTS:
+                    file = tar.extractfile(member) if member.isreg() and member.size <= _MAX_RESULT_BYTES else None
+                    if file is None:
+                        strange.append(name)
+                    else:
+                        results[name] = file.read()
+        return results, strange
+
+    def _find_evidence(self) -> dict[str, list[str]]:
+        """Names and links of the workspace, rebuilt without content in a folder of ours, and searched there."""
+        given = {f"{self._task.workdir}/{path}" for path in self._task.files}
+        with tempfile.TemporaryDirectory(prefix="rsi-evidence-") as folder:
+            roots = {}
+            for number, point in enumerate((self._task.workdir, "/root", "/tmp")):
+                roots[f"{folder}/{number}"] = point
+                limit = 4 * (self._task.limits.storage_mb << 20) + (16 << 20)
+                with read_archive(self._backend.client.api, self._container.id, point, limit) as tar:
+                    for member in tar:
+                        _, _, inside = member.name.partition("/")
+                        if inside and ".." not in inside.split("/"):
+                            _shadow(Path(f"{folder}/{number}"), inside, member)
+            return {
+                "planted": [p for p in find_planted(roots) if p not in given],
+                "links": find_forbidden_links(roots),
+            }
+
+
+class DockerChannel:
+    """The authenticated result channel over the exec's stderr and stdin (see `channel.py`)."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.nonces: list[str] = []
+
+    def lay_out(self) -> bytes:
+        self.nonces.append(os.urandom(16).hex())
+        return self.nonces[-1].encode()
+
+    def feed(self, data: bytes) -> bool:
+        """True when a session has ended and the next nonce is due."""
+        start = self.data.rfind(b"\n") + 1
+        if len(self.data) + len(data) <= _MAX_RESULT_BYTES:
+            self.data += data
+        ended = f'{self.nonces[-1]} {{"end"'.encode()
+        return len(self.nonces) < 64 and any(x.startswith(ended) for x in self.data[start:].split(b"\n"))
+
+
+def _shadow(root: Path, inside: str, member: tarfile.TarInfo) -> None:
+    path = root / inside
+    if not path.parent.resolve().is_relative_to(root.resolve()):
+        return  # below a link: no real file system hands that out
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if member.isdir():
+        path.mkdir(exist_ok=True)
+    elif member.issym():
+        path.symlink_to(member.linkname)
+    elif not path.exists():
+        path.touch()
+
+
+def _remove(container: Any) -> None:
+    with contextlib.suppress(NotFound, APIError):  # it may be going by itself: auto_remove
+        container.remove(force=True)

@@ -1,0 +1,73 @@
+"""What both backends do with a verifier's word: who is at fault when there is none, and what is said in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from stages.backends.protocols import CommandResult, VerifierReport
+from stages.backends.sandbox.verdict import Judgement
+from stages.domain import Task, Verdict
+
+
+class JudgedSandbox(Protocol):
+    """A sandbox that can run the reference solution and give the verifier's bare word."""
+
+    async def run_solution(self) -> CommandResult: ...
+
+    async def judge_state(self) -> Judgement: ...
+
+    async def close(self) -> None: ...
+
+
+class PristineImages:
+    """Whether a task's verifier gives a verdict on a fresh image after the reference solution; asked once per task."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, bool] = {}
+        self._asking: dict[str, asyncio.Lock] = {}
+
+    async def give_verdict(
+        self, task: Task, key: str, has_solution: bool, open_sandbox: Callable[[Task], Awaitable[JudgedSandbox]]
+    ) -> bool:
+        async with self._asking.setdefault(key, asyncio.Lock()):
+            if key not in self._known:
+                sandbox = await open_sandbox(task)
+                try:
+                    if has_solution:
+                        await sandbox.run_solution()
+                    self._known[key] = (await sandbox.judge_state()).verdict.counts
+                finally:
+                    await sandbox.close()
+        return self._known[key]
+
+
+async def report(
+    judgement: Judgement, log: str, began: float, pristine_gives_verdict: Callable[[], Awaitable[bool]]
+) -> VerifierReport:
+    """Breaking the verifier does not pay: no verdict here but one on a pristine image is a failure with `broke_verifier`.
+
+    None there either: `verifier_error`, to be masked. `began` is a `time.monotonic()`.
+    """
+    verdict, flags = judgement.verdict, judgement.flags
+    if verdict is Verdict.NONE:
+        log = f"{log}\n[no verdict: {judgement.reason}]"
+        if await pristine_gives_verdict():
+            verdict, flags = Verdict.FAILED, (*flags, "broke_verifier")
+        else:
+            verdict = Verdict.VERIFIER_ERROR
+    return VerifierReport(
+        verdict=verdict, checks=judgement.checks, flags=flags, log=log, duration_s=time.monotonic() - began
+    )
+
+
+def evidence_log(planted: list[str], links: list[str]) -> str:
+    """Lines for the log about what the workspace holds against the verifier; empty when nothing."""
+    out = ""
+    if planted:
+        out += f"\n[the workspace holds files made for a test runner: {', '.join(planted)}]"
+    if links:
+        out += f"\n[links into the verifier's folders: {', '.join(links)}]"
+    return out
