@@ -14,6 +14,7 @@ from orchestrator.commands import (
     cycle,
     demo,
     doctor,
+    evaluate,
     import_,
     model,
     production,
@@ -40,7 +41,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (demo, doctor, services, serve, compare, production):  # in the order of the help page
+for module in (demo, doctor, services, evaluate, compare, serve, production):  # in the order of the help page
     module.register(app)
 for group in (cycle, checkpoint, suite, tasks, import_, audit, model, users):
     app.add_typer(group.app, rich_help_panel="Work")

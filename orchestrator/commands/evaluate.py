@@ -10,7 +10,7 @@ from orchestrator.commands import terminal
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(evaluate)
+    app.command(rich_help_panel="Work")(evaluate)
 
 
 def evaluate(
