@@ -91,21 +91,22 @@ def run_audit(store: Store, spec: AuditSpec, *, created_by: str = "cli") -> m.Au
 def load_outcomes(store: Store, where: TrajectoryFilter, *, with_gates: bool = True) -> Outcomes:
     """Columns of the stored attempts that have a verdict; the others are counted in `masked`."""
     queries = AnalysisQueries(store)
-    every = queries.outcomes(where)
-    rows = [r for r in every if r.verdict.counts]
+    c, masked = queries.scored_columns(where)
     gates = queries.passed_gates(where) if with_gates else {}
     return Outcomes.of(
-        family=[r.family for r in rows],
-        progress=[r.progress for r in rows],
-        strict=[r.strict for r in rows],
-        assertions=[r.progress + gates.get(r.id, 0) for r in rows],
-        nop_progress=[r.nop_progress for r in rows],
-        has_report=[r.n_checks > 0 for r in rows],
-        only_gate_failed=[r.only_gate_failed for r in rows],
-        turns=[r.n_turns for r in rows],
-        strata=[r.stratum.value for r in rows],
-        ids=[r.id for r in rows],
-        masked=len(every) - len(rows),
+        family=c["family"],
+        progress=c["progress"],
+        strict=c["strict"],
+        assertions=[p + gates.get(i, 0) for i, p in zip(c["id"], c["progress"], strict=True)]
+        if gates
+        else c["progress"],
+        nop_progress=c["nop_progress"],
+        has_report=[n > 0 for n in c["n_checks"]],
+        only_gate_failed=c["only_gate_failed"],
+        turns=c["n_turns"],
+        strata=c["stratum"],
+        ids=c["id"],
+        masked=masked,
     )
 
 

@@ -190,16 +190,24 @@ def _four(rates: dict[str, dict[str, float | None]], label: str) -> float | None
 
 def score_rows(report: SuiteReport) -> list[dict[str, Any]]:
     """One row per checkpoint. Rates are fractions; both conventions have their numerator and denominator."""
-    return [_score_row(report.suite, x) for x in report.measured]
+    return [_score_row(report.suite, x, _zone(report, x)) for x in report.measured]
 
 
-def _score_row(suite: str, x: Measured) -> dict[str, Any]:
+def _zone(report: SuiteReport, x: Measured) -> str:
+    """The two zones of spec §8, seen from the first checkpoint."""
+    settings, own = x.evaluation.settings, report.measured[0].evaluation.settings
+    same = all(settings.get(k) == own.get(k) for k in ("harness", "harness_version"))
+    return "same harness" if same else "reference only"
+
+
+def _score_row(suite: str, x: Measured, zone: str) -> dict[str, Any]:
     s, e = x.score, x.evaluation
     v, a = s.by_verdicts, s.by_attempts
     return {
         "suite": suite,
         "suite_digest": e.suite_digest,
         "checkpoint": x.label,
+        "zone": zone,
         "tasks": s.tasks,
         "k": e.k,
         "passed": v.passed,
@@ -279,6 +287,7 @@ def _score_words(s: SuiteReport) -> list[dict[str, Any]]:
     return [
         {
             "checkpoint": x.label,
+            "zone": _zone(s, x),
             "tasks × k": f"{x.score.tasks} × {x.evaluation.k}",
             "k / verdicts": exports.rate(x.score.by_verdicts.passed, x.score.by_verdicts.of),
             "95 %": _interval(x.score.by_verdicts.wilson),

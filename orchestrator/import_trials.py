@@ -20,6 +20,7 @@ from stages.domain import Phase, Stratum, Task, Trajectory, Verdict
 from stages.errors import ConfigError, TrialError
 from stages.records import EvaluationDone, TaskScore
 from stages.tasks.digests import suite_digest
+from stages.trials.files import printable
 from stages.trials.harbor import Trial, dataset_versions, find_trials, read_trial, trajectory_of
 from stages.trials.transcript import Transcript, read_transcript
 
@@ -81,7 +82,9 @@ def import_harbor(
     trials = _read(folders, skipped)
     watch(f"{len(trials)} trials found, {len(skipped)} cannot be imported")
     if not trials:
-        raise TrialError("no trial can be imported" + (": " + "; ".join(skipped[:5]) if skipped else " from there"))
+        raise TrialError(
+            "no trial can be imported" + (": " + printable("; ".join(skipped[:5])) if skipped else " from there")
+        )
     groups = _groups(trials, checkpoint, suite, skipped)
     for group in groups:
         _same_way(store, group)
@@ -104,8 +107,8 @@ def import_harbor(
         trials=landed,
         with_checks=with_checks,
         with_turns=with_turns,
-        skipped=tuple(skipped),
-        notes=tuple(notes),
+        skipped=tuple(printable(line) for line in skipped),
+        notes=tuple(printable(line) for line in notes),
     )
 
 
@@ -150,12 +153,15 @@ def _groups(
         if len({_way(t) for t in own}) > 1:
             said = "; ".join(sorted({_told(t) for t in own}))
             raise ConfigError(f"checkpoint {name!r} would mix trials that ran differently ({said}); import them apart")
-        by_suite: dict[tuple[str, str], list[Trial]] = defaultdict(list)
+        by_suite: dict[str, list[Trial]] = defaultdict(list)
+        named_versions: dict[str, set[str]] = defaultdict(set)
         for trial in own:
-            version = versions[trial.job].get(trial.source, "")
+            version = printable(versions[trial.job].get(trial.source, ""))
             full = f"{trial.source}@{version}" if version else trial.source or NO_DATASET
-            by_suite[(suite or full, version)].append(trial)
-        for (suite_name, version), members in by_suite.items():
+            by_suite[suite or full].append(trial)
+            named_versions[suite or full].add(version)
+        for suite_name, members in by_suite.items():
+            version = named_versions[suite_name].pop() if len(named_versions[suite_name]) == 1 else ""
             kept = _one_version(members, skipped)
             out.append(_Group(checkpoint=name, suite=suite_name, version=version, trials=kept))
     return tuple(out)
@@ -174,8 +180,8 @@ def _name(job: Path, trial: Trial, ways: Sequence[Trial]) -> str:
     """The job's name; the model's and agent's where the job has several, or only a time as its name."""
     timed = TIMESTAMP.fullmatch(job.name) is not None
     if len(ways) == 1:
-        return trial.model if timed else job.name
-    parts = [] if timed else [job.name]
+        return trial.model if timed else printable(job.name)
+    parts = [] if timed else [printable(job.name)]
     parts += [trial.model] if timed or len({t.model for t in ways}) > 1 else []
     parts += [trial.agent] if len({t.agent for t in ways}) > 1 else []
     parts += [trial.agent_version] if len({t.agent_version for t in ways}) > 1 else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import func, select, text
+from sqlalchemy import Select, String, func, select, text, type_coerce
 from sqlmodel import col
 
 from orchestrator import models as m
@@ -41,6 +41,32 @@ class AnalysisQueries(Repository):
         query = filtered(select(*(getattr(m.Trajectory, name) for name in OUTCOMES)), where)
         with self._session() as session:
             return session.execute(query.order_by(col(m.Trajectory.seq))).all()
+
+    def scored_columns(self, where: TrajectoryFilter) -> tuple[dict[str, Sequence[Any]], int]:
+        """Columns of the attempts that have a verdict, in the order of recording, and how many have none.
+
+        A million rows are read at once for an audit, so words stay plain strings and no row object is made.
+        """
+        own = m.Trajectory
+        columns: dict[str, Any] = {
+            "id": col(own.id),
+            "family": col(own.family),
+            "stratum": type_coerce(col(own.stratum), String),
+            "strict": col(own.strict),
+            "progress": col(own.progress),
+            "n_checks": col(own.n_checks),
+            "only_gate_failed": col(own.only_gate_failed),
+            "nop_progress": col(own.nop_progress),
+            "n_turns": col(own.n_turns),
+        }
+        counts = col(own.verdict).in_([Verdict.PASSED, Verdict.FAILED])
+        chosen: Select[Any] = select(*columns.values()).where(counts)
+        query = filtered(chosen, where).order_by(col(own.seq))
+        with self._session() as session:
+            every = session.execute(filtered(select(func.count()).select_from(own), where)).scalar_one()
+            rows = session.execute(query).tuples().all()
+        found = zip(*rows, strict=True) if rows else ((),) * len(columns)
+        return dict(zip(columns, found, strict=True)), every - len(rows)
 
     def by_step(self, stage_id: int, phase: Phase) -> Sequence[Any]:
         """(step, id, family, verdict, strict, n_turns, n_sampled) of a phase, each step's attempts in order of index."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,6 +13,13 @@ from typing import Any, NoReturn
 from stages.errors import TrialError
 
 ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z")
+
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """A stranger's name as it may be shown and stored: control characters and broken UTF-8 become �."""
+    return _UNPRINTABLE.sub("�", text)
 
 
 def read_text(folder: Path, name: str, limit: int) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from stages.domain import CheckStatus, EndReason, Stratum, Trajectory, Verdict
 from stages.errors import TrialError
 from stages.trials.ctrf import read_checks
-from stages.trials.files import ARCHIVES, read_json, read_text
+from stages.trials.files import ARCHIVES, printable, read_json, read_text
 from stages.trials.transcript import Transcript
 
 RESULT_LIMIT, REWARD_LIMIT, CONFIG_LIMIT = 4 << 20, 4096, 4 << 20
@@ -197,8 +197,8 @@ def read_trial(folder: Path) -> Trial:
         task_digest=result.task_checksum or "",
         source=result.source or "",
         agent=result.agent_info.name,
-        agent_version=result.agent_info.version or "",
-        model=(model.name if model else "") or "unknown model",
+        agent_version=printable(result.agent_info.version or ""),
+        model=printable(model.name if model else "") or "unknown model",
         settings=_settings(result),
         verdict=_verdict(reward, kind),
         end_reason=_end_reason(kind),
@@ -309,7 +309,7 @@ def _settings(result: _Result) -> dict[str, float | int | str]:
     """Harness and limits of one trial: what makes two evaluations comparable. The model is not a setting."""
     out: dict[str, float | int | str] = {"harness": result.agent_info.name}
     if result.agent_info.version:
-        out["harness_version"] = result.agent_info.version
+        out["harness_version"] = printable(result.agent_info.version)
     config = result.config
     out |= _scalars(config, "", lambda key: key.endswith("timeout_multiplier"))
     agent, environment = config.get("agent"), config.get("environment")
@@ -321,11 +321,12 @@ def _settings(result: _Result) -> dict[str, float | int | str]:
     return out
 
 
-def _scalars(values: Any, prefix: str, wanted: Any) -> dict[str, float | int | str]:
+def _scalars(values: Any, prefix: str, wanted: Callable[[str], object]) -> dict[str, float | int | str]:
     if not isinstance(values, dict):
         return {}
-    return {
-        f"{prefix}{key}": value if not isinstance(value, bool) else str(value).lower()
-        for key, value in values.items()
-        if isinstance(value, int | float | str) and wanted(key) and len(str(value)) <= 200
-    }
+    out: dict[str, float | int | str] = {}
+    for key, value in values.items():
+        if isinstance(value, int | float | str) and wanted(key) and len(str(value)) <= 200:
+            shown = str(value).lower() if isinstance(value, bool) else value
+            out[printable(prefix + key)] = printable(shown) if isinstance(shown, str) else shown
+    return out

@@ -1,10 +1,11 @@
 """Harbor jobs become checkpoints, evaluations and trajectories; what is damaged is named and the rest lands."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from orchestrator.comparisons import checkpoint_named, compare_checkpoints, to_markdown
+from orchestrator.comparisons import checkpoint_named, compare_checkpoints, score_rows, to_markdown
 from orchestrator.import_trials import ImportReport, import_harbor
 from orchestrator.store import Store, TrajectoryFilter
 from orchestrator.store.analysis_queries import AnalysisQueries
@@ -127,6 +128,23 @@ def test_jobs_named_by_their_time_take_the_model_name(store: Store, tmp_path: Pa
     assert import_harbor(store, [job]).evaluations[0].checkpoint == "m-1"
 
 
+def test_strange_names_neither_stop_nor_reach_the_terminal(store: Store, tmp_path: Path) -> None:
+    job = tmp_path / os.fsdecode(b"j\xff\x1b[2J")
+    t.trial(job, "a", 0, id="one")
+    t.trial(job, "b", 0, id="two", reward=2.0)
+    report = import_harbor(store, [job])
+    assert report.evaluations[0].checkpoint == "j\ufffd\ufffd[2J"
+    assert "\x1b" not in report.skipped[0]
+    report.skipped[0].encode("utf-8")
+
+
+def test_several_datasets_under_one_name_are_one_evaluation(store: Store, tmp_path: Path) -> None:
+    one, two = t.job(tmp_path, "one", {"a": [1.0]}), tmp_path / "two"
+    t.trial(two, "b", 0)  # a job without config.json: no version
+    report = import_harbor(store, [one, two], checkpoint="x", suite="mine")
+    assert [(e.suite, e.tasks, e.passed) for e in report.evaluations] == [("mine", 2, 2)]
+
+
 def test_imported_checkpoints_compare(store: Store, tmp_path: Path) -> None:
     import_harbor(store, [t.job(tmp_path, "before", BEFORE), t.job(tmp_path, "after", AFTER)])
     report = compare_checkpoints(store, ["before", "after"], resamples=200)
@@ -139,6 +157,7 @@ def test_imported_checkpoints_compare(store: Store, tmp_path: Path) -> None:
     assert FlagKind.DIFFERENT_SETTINGS not in kinds
     text = to_markdown(report)
     assert "1/5 = 20.0 %" in text
+    assert [row["zone"] for row in score_rows(suite)] == ["same harness", "same harness"]
     assert "1/6 = 16.7 %" in text
 
 
