@@ -67,6 +67,7 @@ def run(
     from stages.rewards import Progress
 
     kinds = parse_formulas(formulas)
+    chosen = (("cycle", cycle), ("stage", stage), ("phase", phase), ("suite", suite), ("checkpoint", checkpoint))
     if stage is not None and cycle is None:
         raise ConfigError("--stage needs --cycle: every cycle has a stage of that name")
     if phase is not None and phase not in set(Phase):
@@ -87,7 +88,7 @@ def run(
             scales=scales,
             recalibrated=recalibrate,
             progress=Progress.NET_OF_NOP if net_of_nop else Progress.RAW,
-            name=name,
+            name=name or ", ".join(f"{k} {v}" for k, v in chosen if v is not None) or "every stored trajectory",
         )
         _print(run_audit(store, spec))
 
