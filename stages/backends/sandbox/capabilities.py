@@ -11,6 +11,7 @@ import secrets
 import socket
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from stages.backends.protocols import Capability, Sandbox, SandboxBackend
@@ -18,6 +19,7 @@ from stages.domain import Limits, Stratum, Task, Verdict
 from stages.errors import SandboxError
 
 _LIMITS = Limits(memory_mb=96, storage_mb=8, inodes=256, pids=40, cpus=0.5, command_timeout_s=10.0)
+_SLOW = replace(_LIMITS, cpus=0.1)  # so little that a busy machine cannot look like a limit
 _TEST_SH = '#!/bin/bash\n[ "$(cat {workdir}/done.txt 2>/dev/null)" = yes ] && echo 1 > /logs/verifier/reward.txt\n'
 
 # One syscall by number, from whichever interpreter the sandbox has; prints the errno (0: it worked).
@@ -71,8 +73,8 @@ async def probe(backend: SandboxBackend) -> list[Capability]:
     rows: list[Capability] = []
     with tempfile.TemporaryDirectory(prefix="rsi-probe-") as folder:
         task = probe_task(Path(folder) / "task")
-        for group in _GROUPS:
-            sandbox = await backend.open(task)
+        for group, limits in _GROUPS:
+            sandbox = await backend.open(replace(task, limits=limits))
             try:
                 rows += await group(sandbox)
             finally:
@@ -101,7 +103,7 @@ async def _isolation(sandbox: Sandbox) -> Sequence[Capability]:
     rows.append(
         _row("host processes hidden", seen.isdigit() and int(seen) < 12, f"{seen} processes visible; ours is {mine}")
     )
-    leak = await _say(sandbox, "cat /proc/*/environ /proc/*/cmdline | tr '\\0' '\\n' | grep -ciE '[r]si-probe|[v]logs|[/]store|[P]YTHONPATH|[V]IRTUAL_ENV'")  # fmt: skip
+    leak = await _say(sandbox, "cat /proc/*/environ /proc/*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -ciE '[r]si-probe|[v]logs|[/]store|[P]YTHONPATH|[V]IRTUAL_ENV'")  # fmt: skip
     rows.append(
         _row("environment and arguments clean", leak == "0", "nothing of ours in any /proc/*/environ or cmdline")
     )
@@ -181,18 +183,22 @@ async def _resources(sandbox: Sandbox) -> Sequence[Capability]:
 
 
 async def _memory(sandbox: Sandbox) -> Sequence[Capability]:
-    half = int(_LIMITS.memory_mb * 0.7) << 20
-    eat = f"eat() {{ x=$(head -c {half} /dev/zero | tr '\\0' a); sleep 0.4; echo -n $((6 * 7)); }}; "
-    one = await _say(sandbox, f"( x=$(head -c {2 * half} /dev/zero | tr '\\0' a); echo $((6 * 7)) ) 2>/dev/null")
-    both = await _say(sandbox, eat + "eat 2>/dev/null & eat 2>/dev/null & wait")
-    rows = [
-        _row("memory, one process", "42" not in one, f"{2 * half >> 20} MiB under a limit of {_LIMITS.memory_mb}"),
-        _row("memory, whole sandbox", "4242" not in both, f"two processes of {half >> 20} MiB: {'both lived' if '4242' in both else 'stopped'}"),
+    # `tail` on a pipe holds exactly what it will print; the reader makes it hold that for a while
+    part, whole = (_LIMITS.memory_mb * 2 // 3) << 20, (_LIMITS.memory_mb * 2) << 20
+    hold = "hold() { head -c $1 /dev/zero | tail -c $1 | { sleep 1; wc -c; }; }; "
+    one = await _say(sandbox, hold + f"hold {whole} 2>/dev/null; echo end", 30)
+    both = await _say(sandbox, hold + f"hold {part} 2>/dev/null & hold {part} 2>/dev/null & wait; echo end", 30)
+    lived = both.split().count(str(part))
+    return [
+        _row("memory, one process", "end" in one and str(whole) not in one.split(), f"{whole >> 20} MiB under a limit of {_LIMITS.memory_mb}"),
+        _row("memory, whole sandbox", "end" in both and lived < 2, f"two processes of {part >> 20} MiB each: {lived} lived"),
     ]  # fmt: skip
-    said = await _say(sandbox, "bash -c 'f() { timeout 0.8 bash -c \"while :; do :; done\"; }; f & f & wait; times'")
+
+
+async def _processor(sandbox: Sandbox) -> Sequence[Capability]:
+    said = await _say(sandbox, "bash -c 'f() { timeout 1 bash -c \"while :; do :; done\"; }; f & f & wait; times'", 30)
     used = _seconds((said.splitlines() or [""])[-1])
-    rows.append(_row("CPU, whole sandbox", 0 < used < 0.8 * _LIMITS.cpus + 0.2, f"two loops of 0.8 s at {_LIMITS.cpus} CPU used {used:.2f} s"))  # fmt: skip
-    return rows
+    return [_row("CPU, whole sandbox", 0 < used < 0.25, f"two loops of 1 s at {_SLOW.cpus} CPU used {used:.2f} s")]
 
 
 async def _verifier(sandbox: Sandbox) -> Sequence[Capability]:
@@ -235,10 +241,11 @@ def _row(name: str, enforced: bool, detail: str) -> Capability:
     return Capability(name=name, enforced=enforced, detail=detail)
 
 
-_GROUPS: tuple[Callable[[Sandbox], Awaitable[Sequence[Capability]]], ...] = (
-    _isolation,
-    _processes,
-    _resources,
-    _memory,
-    _verifier,
+_GROUPS: tuple[tuple[Callable[[Sandbox], Awaitable[Sequence[Capability]]], Limits], ...] = (
+    (_isolation, _LIMITS),
+    (_processes, _LIMITS),
+    (_resources, _LIMITS),
+    (_memory, _LIMITS),
+    (_processor, _SLOW),
+    (_verifier, _LIMITS),
 )

@@ -1,0 +1,70 @@
+"""The task gate and the doctor's rows, on real sandboxes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stages.backends.sandbox.bubblewrap import BubblewrapBackend
+from stages.backends.sandbox.task_gate import gate_task
+from stages.domain import Verdict
+from tests.integration.sandbox_kit import KINDS, TEST_SH, Machine, make_task, open_machine
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Machine]:
+    out = Machine("bubblewrap", BubblewrapBackend())
+    yield out
+    out.close()
+
+
+def test_a_good_task_passes_the_gate(machine: Machine, tmp_path: Path) -> None:
+    gate = machine.wait(gate_task(machine.backend, make_task(tmp_path)))
+    assert gate.problems == ()
+    assert gate.nop_progress == 0
+    assert [r.verdict for r in gate.reference] == [Verdict.PASSED, Verdict.PASSED]
+
+
+def test_checks_that_pass_for_nothing_are_counted(machine: Machine, tmp_path: Path) -> None:
+    easy = TEST_SH.replace("check listing [ -f out/list.txt ]", "check listing true")
+    gate = machine.wait(gate_task(machine.backend, make_task(tmp_path, test_sh=easy)))
+    assert gate.nop_progress == 1
+    assert gate.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"test_sh": "exit 0", "checks": ()}, "doing nothing gives passed"),
+        ({"solve_sh": "echo 41 > answer.txt"}, "answer failed"),
+        ({"solve_sh": None}, "solve.sh is missing"),
+        ({"test_sh": "curl -sfm 2 http://example.com/x || exit 127"}, "verifier_error"),
+        (
+            {"test_sh": "echo 0 > /logs/verifier/reward.txt; echo 1 > /logs/verifier/reward.txt", "checks": ()},
+            "result_rewritten",
+        ),
+    ],
+)
+def test_bad_tasks_are_told_why(machine: Machine, tmp_path: Path, changes: dict, said: str) -> None:
+    gate = machine.wait(gate_task(machine.backend, make_task(tmp_path, **changes)))
+    assert said in "\n".join(gate.problems)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def every(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    out = open_machine(request)
+    yield out
+    out.close()
+
+
+def test_what_the_doctor_says_is_tested(every: Machine) -> None:
+    rows = {c.name: c for c in every.wait(every.backend.capabilities())}
+    assert len(rows) >= 18
+    may_lack = {"memory, whole sandbox", "CPU, whole sandbox"}  # a normal user has no cgroups
+    if every.kind == "bubblewrap-user":
+        assert not rows["memory, whole sandbox"].enforced
+    elif every.kind == "docker" or set(every.backend.cgroups) >= {"memory", "cpu"}:  # type: ignore[attr-defined]
+        may_lack = set()
+    assert [c for c in rows.values() if not c.enforced and c.name not in may_lack] == []
