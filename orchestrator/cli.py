@@ -18,6 +18,7 @@ from orchestrator.commands import (
     import_,
     model,
     production,
+    review,
     serve,
     services,
     suite,
@@ -43,7 +44,7 @@ app = typer.Typer(
 )
 for module in (demo, doctor, services, evaluate, compare, serve, production):  # in the order of the help page
     module.register(app)
-for group in (cycle, checkpoint, suite, tasks, import_, audit, model, users):
+for group in (cycle, checkpoint, review, suite, tasks, import_, audit, model, users):
     app.add_typer(group.app, rich_help_panel="Work")
 
 

@@ -9,7 +9,7 @@ from orchestrator.store import Store
 from stages.domain import FamilyScale, Phase, Review, Runbook, Trajectory
 from stages.loop import NothingFinished
 from stages.replay import Demonstration
-from stages.review import GateStatus, ReviewPolicy, gate_decision, quota_met
+from stages.review import GateState, GateStatus, ReviewPolicy, gate_decision, quota_met
 
 
 class StoredPhases(NothingFinished):
@@ -32,19 +32,10 @@ class StoredPhases(NothingFinished):
         """None while the gate is open. Superseded revisions do not count."""
         if Phase.REVIEW not in self._done:
             return None
-        verdicts: dict[str, list[Review]] = defaultdict(list)
-        for review in self._store.reviews.load(self._stage):
-            verdicts[review.runbook_id].append(review)
-        states = {
-            book.id: gate_decision(verdicts[book.id], self._policy, author=self._author(book), revision=book.revision)
-            for book in self._store.runbooks.load(self._stage)
-        }
+        states = gate_states(self._store, self._stage, self._policy)
         if not quota_met(states.values(), self._policy):
             return None
         return {book_id for book_id, state in states.items() if state.status is GateStatus.APPROVED}
-
-    def _author(self, book: Runbook) -> str:
-        return self._store.runbooks.get(book.id, book.revision).author
 
     def demonstrations(self) -> list[Demonstration] | None:
         if Phase.REPLAY not in self._done:
@@ -64,3 +55,16 @@ class StoredPhases(NothingFinished):
     def selected(self, phase: Phase) -> str | None:
         row = self._store.selections.get(self._stage, phase)
         return row.chosen if row else None
+
+
+def gate_states(store: Store, stage_id: int, policy: ReviewPolicy) -> dict[str, GateState]:
+    """What the verdicts on each runbook of a stage add up to, by runbook id; newest revisions only."""
+    verdicts: dict[str, list[Review]] = defaultdict(list)
+    for review in store.reviews.load(stage_id):
+        verdicts[review.runbook_id].append(review)
+    return {
+        book.id: gate_decision(
+            verdicts[book.id], policy, author=store.runbooks.get(book.id).author, revision=book.revision
+        )
+        for book in store.runbooks.load(stage_id)
+    }

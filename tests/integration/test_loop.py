@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator import gate, workers
 from orchestrator import models as m
 from orchestrator.launch import create_cycle, pause_cycle
 from orchestrator.lineage import Proof, prove_critic
@@ -21,7 +22,8 @@ from orchestrator.store import Store
 from orchestrator.store.trajectories import TrajectoryFilter
 from orchestrator.transitions import resume
 from stages.backends.learner.checkpoint import digest_weights
-from stages.domain import Phase
+from stages.domain import Decision, Phase
+from stages.errors import ConfigError, StoreError
 
 NAMES = ["Base", "RSR-1", "RPR-1", "RSR-2", "RPR-2"]
 CHILD = """
@@ -148,3 +150,30 @@ def wait_for_step(store: Store, cycle_id: int, stage: str, phase: Phase, process
             return
         time.sleep(0.05)
     pytest.fail(f"{stage} did not reach {phase}")
+
+
+def test_a_human_gate_suspends_the_cycle_until_people_have_decided(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "submit_cycle", lambda *_, **__: "flow")  # no Prefect here; the flow is run below
+    cycle_id = new_cycle(store, **{"rounds": 1, "rsr.0.review.policy": "human", "reported_size": 2})
+    assert run_cycle(store, settings, cycle_id) is m.CycleState.SUSPENDED
+    stage = store.stages.named(cycle_id, "RSR-1")
+    assert stage.state is m.StageState.SUSPENDED
+    waiting = store.runbooks.list(states=[m.RunbookState.WAITING], cycle_id=cycle_id, limit=200).items
+    assert len(waiting) > 2
+    with pytest.raises(StoreError, match="no runbook"):
+        gate.decide(store, "f" * 24, "ada", Decision.APPROVE)
+    rejected, *others = waiting
+    first = gate.decide(store, rejected.id, "ada", Decision.REJECT, reason="copies")
+    assert first.open
+    for row in others:
+        last = gate.decide(store, row.id, "ada", Decision.APPROVE, reason="checked")
+    assert not last.open
+    assert store.cycles.get(cycle_id).state is m.CycleState.RESUMING  # by itself
+    assert run_cycle(store, settings, cycle_id) is m.CycleState.DONE
+    assert store.runbooks.get(rejected.id).state is m.RunbookState.REJECTED
+    assert not store.replays.of_runbook(rejected.id)
+    assert store.replays.of_runbook(others[0].id)
+    with pytest.raises(ConfigError, match="consumed"):
+        gate.decide(store, others[0].id, "bob", Decision.REJECT, reason="late")
