@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from typing import Self
 
 from orchestrator.attempt_log import LoggedSandbox
@@ -14,7 +15,7 @@ from stages.domain import EndReason, Task
 from stages.harness.shell import ShellHarness
 
 
-class Agent:
+class Agent(ABC):
     """Acts in one sandbox until it ends. Entered on the event loop on which it will act."""
 
     async def __aenter__(self) -> Self:
@@ -23,9 +24,9 @@ class Agent:
     async def __aexit__(self, *_: object) -> None:
         return None
 
+    @abstractmethod
     async def act(self, sandbox: LoggedSandbox, task: Task) -> tuple[EndReason, int]:
         """Why it ended, and after how many turns. Raises SandboxError or SamplerError: then there is no verdict."""
-        raise NotImplementedError
 
 
 class Oracle(Agent):
