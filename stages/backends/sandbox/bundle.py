@@ -26,6 +26,14 @@ class TaskBundle:
         """Names, modes and sizes in the order of `blob`."""
         return {tree: [(p, m, len(c)) for p, m, c in entries] for tree, entries in self.trees.items()}
 
+    @property
+    def size(self) -> int:
+        return sum(len(c) for entries in self.trees.values() for _, _, c in entries)
+
+    def without_contents(self) -> TaskBundle:
+        """The same names, nothing in them: what is kept when the contents lie elsewhere."""
+        return TaskBundle(key=self.key, trees={t: tuple((p, m, b"") for p, m, _ in e) for t, e in self.trees.items()})
+
     def blob(self) -> bytes:
         return b"".join(c for entries in self.trees.values() for _, _, c in entries)
 

@@ -15,24 +15,25 @@ import contextlib
 import itertools
 import json
 import secrets
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import docker
-from docker.errors import APIError, DockerException, NotFound
+from docker.errors import DockerException
 from docker.types import Mount, Ulimit
 
 from stages.backends.protocols import Capability
 from stages.backends.sandbox import seccomp
 from stages.backends.sandbox.bundle import TaskBundle, read_bundle
 from stages.backends.sandbox.docker_engine import (
+    ATTEMPT,
     LABEL,
     DockerImages,
     call,
     make_tar,
     owner_label,
     prepared_image,
+    remove_labelled,
     sweep,
 )
 from stages.backends.sandbox.docker_sandbox import DockerSandbox
@@ -106,7 +107,7 @@ class DockerBackend:
             with contextlib.suppress(SandboxError, asyncio.CancelledError):
                 await volume
         self._volumes.clear()
-        await asyncio.to_thread(_remove_owned, client, self._owner)
+        await asyncio.to_thread(remove_labelled, client, LABEL, self._owner)
         await asyncio.to_thread(client.close)
 
     # ------------------------------------------------------------------ for the sandboxes
@@ -114,8 +115,12 @@ class DockerBackend:
     def closed(self, sandbox: DockerSandbox) -> None:
         self._alive.discard(sandbox)
 
-    def labels(self) -> dict[str, str]:
-        return {LABEL: self._owner}
+    def labels(self, uid: int = 0) -> dict[str, str]:
+        """Of this backend, and of the attempt whose agent has this user id."""
+        return {LABEL: self._owner} | ({ATTEMPT: self.attempt(uid)} if uid else {})
+
+    def attempt(self, uid: int) -> str:
+        return f"{self._owner}:{uid}"
 
     async def container(self, task: Task, image: str, mounts: list[Mount], *, uid: int, trace: bool) -> Any:
         """A created container with every limit; its main process ends when its stdin does."""
@@ -143,10 +148,10 @@ class DockerBackend:
             hostname="sandbox",
             mounts=mounts,
             working_dir="/",
-            labels=self.labels(),
+            labels=self.labels(uid),
         )
 
-    async def tmpfs(self, *, size_mb: int, inodes: int, uid: int) -> str:
+    async def tmpfs(self, *, size_mb: int, inodes: int, uid: int, attempt: int) -> str:
         """A sized tmpfs as a volume, so that it outlives the agent's container until the verifier's has it."""
         options = f"size={size_mb}m,nr_inodes={inodes},uid={uid},gid={uid},mode=0755,nosuid,nodev"
         volume = await call(
@@ -154,7 +159,7 @@ class DockerBackend:
             f"rsi-{secrets.token_hex(8)}",
             driver="local",
             driver_opts={"type": "tmpfs", "device": "tmpfs", "o": options},
-            labels=self.labels(),
+            labels=self.labels(attempt),
         )
         return volume.name
 
@@ -215,16 +220,3 @@ class DockerBackend:
             self._places, self._places_loop = asyncio.Semaphore(self._concurrency), loop
             self._volumes = {k: v for k, v in self._volumes.items() if v.done() and not v.cancelled()}
         return self._places
-
-
-def _remove_owned(client: docker.DockerClient, owner: str) -> None:
-    filters = {"label": f"{LABEL}={owner}"}
-    for container in client.containers.list(all=True, filters=filters):
-        with contextlib.suppress(NotFound, APIError):
-            container.remove(force=True, v=True)
-    deadline = time.monotonic() + 10
-    while (volumes := client.volumes.list(filters=filters)) and time.monotonic() < deadline:
-        for volume in volumes:
-            with contextlib.suppress(NotFound, APIError):  # in use for the moment that its container takes to go
-                volume.remove(force=True)
-        time.sleep(0.05)

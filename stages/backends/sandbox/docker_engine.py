@@ -14,6 +14,7 @@ import socket
 import struct
 import tarfile
 import tempfile
+import time
 import tomllib
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
@@ -28,15 +29,20 @@ from stages.backends.sandbox.rootfs import write_rootfs
 from stages.domain import Task
 from stages.errors import SandboxError, TaskError
 
-LABEL = "terminal-rsi.owner"
+LABEL, ATTEMPT = "terminal-rsi.owner", "terminal-rsi.attempt"
 _HEADER = struct.Struct(">BxxxI")
 T = TypeVar("T")
 
 
 async def call(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """An SDK call in a thread. Raises SandboxError with the engine's words."""
+    work = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     try:
-        return await asyncio.to_thread(function, *args, **kwargs)
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait({work})  # the thread cannot be stopped: what it makes must be there for whoever cleans up
+        work.exception()
+        raise
     except (DockerException, requests.RequestException, OSError) as error:
         raise SandboxError(f"docker engine: {error}") from error
 
@@ -211,6 +217,24 @@ def sweep(client: docker.DockerClient) -> None:
         if _orphaned((volume.attrs.get("Labels") or {}).get(LABEL, "")):
             with contextlib.suppress(NotFound, APIError):
                 volume.remove(force=True)
+
+
+def remove_labelled(client: docker.DockerClient, label: str, value: str) -> None:
+    """Containers, then volumes, with this label; waits while the engine lets go of a volume. Raises SandboxError after 30 s."""
+    filters = {"label": f"{label}={value}"}
+    for container in client.containers.list(all=True, filters=filters, ignore_removed=True):
+        with contextlib.suppress(NotFound, APIError):  # it may be going by itself: auto_remove
+            container.remove(force=True, v=True)
+    deadline = time.monotonic() + 30
+    while volumes := client.volumes.list(filters=filters):
+        for volume in volumes:
+            with contextlib.suppress(NotFound, APIError):
+                volume.remove(force=True)
+        if time.monotonic() > deadline:
+            raise SandboxError(
+                f"docker engine: volumes {', '.join(v.name for v in volumes)} stay in use; remove them by hand"
+            )
+        time.sleep(0.02)
 
 
 def _orphaned(label: str) -> bool:

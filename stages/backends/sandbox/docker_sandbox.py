@@ -18,7 +18,7 @@ from stages.backends.protocols import CommandResult, VerifierReport
 from stages.backends.sandbox.bundle import TaskBundle
 from stages.backends.sandbox.capture import Capture
 from stages.backends.sandbox.conversation import command_line
-from stages.backends.sandbox.docker_engine import ExecStream, call, make_tar, read_archive
+from stages.backends.sandbox.docker_engine import ATTEMPT, ExecStream, call, make_tar, read_archive, remove_labelled
 from stages.backends.sandbox.docker_shell import KILLER, PRELUDE, DockerShell
 from stages.backends.sandbox.environment import AGENT_ENV, SCRIPT_ENV
 from stages.backends.sandbox.evidence import ResultWatch, find_forbidden_links, find_planted
@@ -63,7 +63,7 @@ class DockerSandbox:
         limits = self._task.limits
         for point in (self._task.workdir, "/tmp", "/root"):
             self._volumes[point] = await self._backend.tmpfs(
-                size_mb=limits.storage_mb, inodes=limits.inodes, uid=self._uid
+                size_mb=limits.storage_mb, inodes=limits.inodes, uid=self._uid, attempt=self._uid
             )
         await self._start([], trace=True)
         own = await asyncio.to_thread(self._image_files)
@@ -130,11 +130,10 @@ class DockerSandbox:
         if self._places is None:
             return
         self.forget()
-        with contextlib.suppress(SandboxError):
-            await self._end_container()
-        for name in self._volumes.values():
-            with contextlib.suppress(SandboxError):
-                await call(self._remove_volume, name)
+        client = self._backend.client
+        for sock in filter(None, (self._stdin, getattr(self._stdin, "_sock", None))):
+            sock.close()
+        await call(remove_labelled, client, ATTEMPT, self._backend.attempt(self._uid))
 
     def forget(self) -> None:
         """Give the place back; the backend removes what is left."""
@@ -191,7 +190,7 @@ class DockerSandbox:
     def _image_files(self) -> list[tuple[str, int, bytes]]:
         """Regular files that the image itself has in the workdir (a volume hides them)."""
         api = self._backend.client.api
-        probe = api.create_container(self._image, ["/bin/true"], labels=self._backend.labels())
+        probe = api.create_container(self._image, ["/bin/true"], labels=self._backend.labels(self._uid))
         try:
             with read_archive(api, probe["Id"], self._task.workdir, self._task.limits.storage_mb << 20) as tar:
                 out = []
@@ -206,19 +205,6 @@ class DockerSandbox:
         finally:
             with contextlib.suppress(NotFound, APIError):
                 api.remove_container(probe["Id"], force=True)
-
-    def _remove_volume(self, name: str) -> None:
-        volume = self._backend.client.volumes.get(name)
-        for attempt in range(100):
-            try:
-                volume.remove(force=True)
-                return
-            except NotFound:
-                return
-            except APIError:  # in use for the moment that its container takes to go
-                if attempt == 99:
-                    raise
-                time.sleep(0.03)
 
     # ------------------------------------------------------------------ verifier
 
@@ -253,8 +239,8 @@ class DockerSandbox:
         async with self._lock:
             await self._end_agent()
             self._evidence = await asyncio.to_thread(self._find_evidence)
-            logs = await self._backend.tmpfs(size_mb=16, inodes=4096, uid=0)
-            old, self._volumes["/logs"] = self._volumes.get("/logs"), logs
+            logs = await self._backend.tmpfs(size_mb=16, inodes=4096, uid=0, attempt=self._uid)
+            self._volumes["/logs"] = logs
             hidden = await self._backend.filled_volume(
                 f"{tree}:{self._bundle.key}", self._image, self._bundle.trees[tree]
             )
@@ -262,8 +248,6 @@ class DockerSandbox:
             await self._start(
                 [Mount(f"/{tree}", hidden, read_only=True), Mount("/opt/rsi", tools, read_only=True)], trace=False
             )
-            if old is not None:
-                await call(self._remove_volume, old)
             folders = [(n, 0o755, self._uid) for n in ("verifier", "agent", "home", "tmp")]
             await call(self._container.put_archive, "/logs", make_tar([], uid=0, folders=folders))
             watch = await asyncio.to_thread(self._watch, logs)

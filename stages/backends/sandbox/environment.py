@@ -16,6 +16,7 @@ SCRIPT_ENV = {
     **AGENT_ENV,
     "HOME": "/logs/home",
     "TMPDIR": "/logs/tmp",
+    "TEST_DIR": "/tests",  # original Terminal-Bench scripts look there
     "PATH": "/opt/rsi/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",

@@ -94,6 +94,9 @@ class Host:
         if op == "task":
             self._store.put(head["key"], head["trees"], blob)
             return {}, b""
+        if op == "forget":
+            self._store.forget(head["key"])
+            return {}, b""
         if op == "open":
             attempt = Attempt(
                 name=head["sid"],

@@ -42,6 +42,11 @@ class HostLink:
         """Of the guard process; the host and every sandbox are below it."""
         return self._process.pid if self._process else None
 
+    @property
+    def lost(self) -> bool:
+        """True once the host has ended, whatever the reason."""
+        return bool(self._lost)
+
     async def start(self, timeout_s: float = 20.0) -> dict[str, Any]:
         """The host's `ready` message. Raises SandboxError with the kernel's words when it cannot set itself up."""
         ours, theirs = socket.socketpair()

@@ -32,16 +32,23 @@ class PristineImages:
     async def give_verdict(
         self, task: Task, key: str, has_solution: bool, open_sandbox: Callable[[Task], Awaitable[JudgedSandbox]]
     ) -> bool:
-        async with self._asking.setdefault(key, asyncio.Lock()):
-            if key not in self._known:
-                sandbox = await open_sandbox(task)
-                try:
-                    if has_solution:
-                        await sandbox.run_solution()
-                    self._known[key] = (await sandbox.judge_state()).verdict.counts
-                finally:
-                    await sandbox.close()
+        if key not in self._known:
+            async with self._asking.setdefault(key, asyncio.Lock()):
+                if key not in self._known:
+                    self._known[key] = await self._ask(task, has_solution, open_sandbox)
+            self._asking.pop(key, None)
         return self._known[key]
+
+    async def _ask(
+        self, task: Task, has_solution: bool, open_sandbox: Callable[[Task], Awaitable[JudgedSandbox]]
+    ) -> bool:
+        sandbox = await open_sandbox(task)
+        try:
+            if has_solution:
+                await sandbox.run_solution()
+            return (await sandbox.judge_state()).verdict.counts
+        finally:
+            await sandbox.close()
 
 
 async def report(
