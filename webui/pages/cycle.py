@@ -52,7 +52,7 @@ def cycle(request: Request, cycle_id: RowId, level: Annotated[int, Query(ge=0, l
     nodes = strip(CycleSummary(cycle=row, stages=stages), checkpoints, scores, suites[0] if suites else "")
     live = row.state in LIVE
     ev, success = ev_points(store, cycle_id, by_id), success_points(store, cycle_id, by_id)
-    rows = checkpoint_rows(store, [c for c in checkpoints if c.step is None], scores, suites)
+    rows = checkpoint_rows(store, checkpoints, scores, suites)
     lines = store.logs.read(cycle_id, min_level=level, limit=LOG_LINES)
     context = CycleContext(
         title=f"Cycle {cycle_id} · {row.name}",

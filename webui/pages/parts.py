@@ -78,7 +78,7 @@ def strip(
     suite: str,
 ) -> list[Node]:
     """The nodes of a cycle's main arm, then those of other arms."""
-    by_stage = {c.stage_id: c for c in checkpoints if c.step is None}
+    by_stage = {c.stage_id: c for c in sorted(checkpoints, key=lambda c: c.retained)}  # the retained one comes last
     nodes = []
     for stage in summary.stages:
         saved = by_stage.get(stage.id)
