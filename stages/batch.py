@@ -22,6 +22,7 @@ from stages.context import StageContext, attempts
 from stages.domain import EndReason, Phase, Segment, Task, Trajectory
 from stages.errors import BatchError
 from stages.handover import ScoredAttempt, handover_metrics
+from stages.oversampling import kept_indices
 from stages.records import Record
 from stages.rewards import RewardModel
 from stages.rollout import AttemptSpec
@@ -43,8 +44,10 @@ class Batch:
 
 def collect(
     ctx: StageContext, config: RPRConfig, pool: Sequence[Task], phase: Phase, step: int
-) -> Generator[Record, None, list[Trajectory]]:
-    """The first `global_batch_size` finished attempts that have a verdict; the surplus is flagged and kept out (spec §7).
+) -> Generator[Record, None, tuple[list[Trajectory], float]]:
+    """The first `global_batch_size` finished attempts that have a verdict, and the share of attempts without one.
+
+    The surplus is completed and recorded, and no sample (spec §7).
 
     Finish order is (turns, attempt index): an attempt of fewer turns finishes in an earlier wave turn, and timing plays
     no part. Raises BatchError below `min_batch_fraction`.
@@ -58,14 +61,14 @@ def collect(
         for a in range(config.n_samples_per_prompt)
     ][:n]
     done = yield from attempts(ctx, phase, specs, SamplingConfig(max_new_tokens=ctx.max_new_tokens), step=step)
-    finished = sorted((i for i, t in enumerate(done) if t.verdict.counts), key=lambda i: (len(done[i].turns), i))
-    kept = sorted(finished[: config.global_batch_size])
+    counts = [t.verdict.counts for t in done]
+    kept = kept_indices([len(t.turns) for t in done], counts, config.global_batch_size)
     if len(kept) < config.min_batch_fraction * config.global_batch_size:
         raise BatchError(
             f"{phase.value} step {step}: only {len(kept)} of {config.global_batch_size} attempts have a verdict "
             f"(min_batch_fraction {config.min_batch_fraction}). Look at the sandbox and the verifier logs; no weight was changed."
         )
-    return [done[i] for i in kept]
+    return [done[i] for i in kept], 1 - sum(counts) / len(done)
 
 
 def score(learner: Learner, config: RPRConfig, trajectories: Sequence[Trajectory], reward: RewardModel) -> Batch:

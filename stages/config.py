@@ -90,6 +90,14 @@ class DistilConfig(Strict):
     clip_grad: float = Field(default=1.0, gt=0)
     candidates: tuple[str, ...] = ("last",)  # "parent", "epoch-N", "last", "midpoint": chosen on validation
 
+    @model_validator(mode="after")
+    def _candidates(self) -> DistilConfig:
+        known = {"parent", "last", "midpoint", *(f"epoch-{i}" for i in range(1, self.epochs))}
+        if not self.candidates or (unknown := set(self.candidates) - known):
+            wrong = sorted(unknown) if self.candidates else "none"
+            raise ValueError(f"candidates: {wrong}; with {self.epochs} epochs there are {', '.join(sorted(known))}")
+        return self
+
 
 class RSRConfig(Strict):
     explore: ExploreConfig = ExploreConfig()
@@ -149,7 +157,6 @@ class RPRConfig(Strict):
     whiten_advantages: bool = False
     time_limit: Literal["terminal", "bootstrap", "mask"] = "terminal"
     handover: Literal["full", "value_only", "none"] = "full"
-    ev_alarm_steps: PositiveInt = 5  # alarm when EV < 0 for so many steps
 
     @model_validator(mode="after")
     def _sizes(self) -> RPRConfig:

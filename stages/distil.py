@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from stages.backends.learner.checkpoint import MANIFEST
 from stages.backends.protocols import Learner, OptimConfig, TrainSequence
 from stages.chat import Chat
 from stages.config import DistilConfig, EvaluateConfig
@@ -34,10 +35,12 @@ def distil(
     *,
     actor_dir: Path,
     critic_dir: Path | None,
+    selected: str | None = None,
 ) -> Generator[Record, None, Option]:
     """Trains the actor on accepted replays and keeps the best candidate on validation ("parent" = discard).
 
-    Raises BatchError when there is nothing to learn from.
+    `selected`: what an interrupted run had already kept. Training that was saved whole is not repeated; one that was
+    interrupted starts again from the parent. Raises BatchError when there is nothing to learn from.
     """
     if not demonstrations:
         raise BatchError(
@@ -49,9 +52,9 @@ def distil(
     learner.start_phase(actor=OptimConfig(lr=config.lr, clip_grad=config.clip_grad), critic=None)
     total = sum(len(_batches(_draw(ctx, config, by_task, e), config, ctx, e)) for e in range(config.epochs))
     yield PhaseStarted(phase=Phase.DISTIL, total=total)
-    saved: dict[str, Path] = {}
-    step = 0
-    for epoch in range(config.epochs):
+    folders = {label: ctx.work_dir / "distil" / label for label in _labels(config)}
+    step = total if (folders["last"] / MANIFEST).exists() else 0
+    for epoch in range(config.epochs) if not step else ():
         for batch in _batches(_draw(ctx, config, by_task, epoch), config, ctx, epoch):
             sequences = [s for execution in batch for s in execution]
             metrics = learner.distil_step(sequences, lr=_lr(config, step, total), trajectories=len(batch))
@@ -59,12 +62,12 @@ def distil(
             yield StepDone(phase=Phase.DISTIL, step=step, metrics=metrics)
             yield Progress(phase=Phase.DISTIL, done=step, total=total)
         label = "last" if epoch + 1 == config.epochs else f"epoch-{epoch + 1}"
-        if label in config.candidates or label == "last":
-            saved[label] = ctx.work_dir / "distil" / label
-            learner.save_actor_only(saved[label], critic_from=critic_dir)
-    chosen = yield from select(
-        ctx, validate, validation, Phase.DISTIL, _options(ctx, config, actor_dir, saved, learner)
-    )
+        if label in folders:
+            learner.save_actor_only(folders[label], critic_from=critic_dir)
+    options = _options(config, actor_dir, critic_dir, folders, learner)
+    chosen = next((o for o in options if o.label == selected), None)
+    if chosen is None:
+        chosen = yield from select(ctx, validate, validation, Phase.DISTIL, options)
     yield PhaseDone(
         phase=Phase.DISTIL,
         facts={
@@ -77,19 +80,23 @@ def distil(
     return chosen
 
 
+def _labels(config: DistilConfig) -> list[str]:
+    """Candidates that are folders of their own; the last weights are always kept, resume looks for them."""
+    return list(dict.fromkeys([c for c in config.candidates if c != "parent"] + ["last"]))
+
+
 def _options(
-    ctx: StageContext, config: DistilConfig, parent: Path, saved: Mapping[str, Path], learner: Learner
+    config: DistilConfig, parent: Path, critic_dir: Path | None, folders: Mapping[str, Path], learner: Learner
 ) -> list[Option]:
+    """In the recipe's order. Every folder holds the parent's critic, byte for byte."""
     options = []
     for label in config.candidates:
         if label == "parent":
             options.append(Option(label=label, actor_dir=parent, is_parent=True))
-        elif label == "midpoint":
-            folder = ctx.work_dir / "distil" / "midpoint"
-            learner.save_midpoint(parent, saved["last"] / "actor", folder)
-            options.append(Option(label=label, actor_dir=folder / "actor"))
-        else:
-            options.append(Option(label=label, actor_dir=saved[label] / "actor"))
+            continue
+        if label == "midpoint" and not (folders[label] / MANIFEST).exists():
+            learner.save_midpoint(parent, folders["last"] / "actor", folders[label], critic_from=critic_dir)
+        options.append(Option(label=label, actor_dir=folders[label] / "actor"))
     return options
 
 

@@ -134,7 +134,7 @@ class Task:
     files: Mapping[str, bytes] = field(default_factory=dict)  # initial workspace, relative path -> content
     workdir: str = "/app"
     checks: tuple[CheckSpec, ...] = ()  # empty: whatever the verifier reports
-    max_turns: int = 20
+    max_turns: int = 100_000  # spec §7; embedded tasks have their own
     limits: Limits = field(default_factory=Limits)
     agent_timeout_s: float = 600.0
     verifier_timeout_s: float = 60.0

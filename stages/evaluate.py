@@ -88,7 +88,14 @@ def _score(
         for task_id, group in by_task.items()
     )
     settings = {f"sampling.{k}": v for k, v in config.sampling.model_dump().items()}
-    settings |= {"harness": ctx.rollout.harness, "observation_chars": ctx.rollout.observation_chars}
+    rollout = ctx.rollout
+    settings |= {
+        "harness": rollout.harness,
+        "observation_chars": rollout.observation_chars,
+        "max_context_tokens": rollout.max_context_tokens,
+        "max_turns": rollout.max_turns or "of the task",
+        "max_tokens_per_attempt": rollout.max_tokens_per_attempt or "none",
+    }
     return EvaluationDone(
         suite=suite.name,
         suite_digest=suite.digest,
@@ -128,9 +135,16 @@ def select(
         result = yield from evaluate(
             ctx, config, validation, version, option.actor_dir, phase=Phase.VALIDATE, keep_attempts=False
         )
-        candidate = Candidate(label=option.label, passed=result.passed, attempts=result.attempts, step=option.step)
+        candidate = Candidate(
+            label=option.label,
+            passed=result.passed,
+            attempts=result.attempts,
+            verdicts=result.verdicts,
+            step=option.step,
+        )
         scored.append((option, candidate))
-    best, _ = max(enumerate(scored), key=lambda item: (item[1][1].passed, item[0]))
+    # A missing verdict is in no denominator: it neither helps nor hurts a candidate.
+    best, _ = max(enumerate(scored), key=lambda i: (i[1][1].passed / max(1, i[1][1].verdicts), i[0]))
     chosen = scored[best][0]
     yield Selected(
         phase=phase,

@@ -15,7 +15,8 @@ def explore(
     ctx: StageContext, config: ExploreConfig, pool: Sequence[Task]
 ) -> Generator[Record, None, list[Trajectory]]:
     """Returns all attempts; only those with V_x(τ) = 1 go on to the rewrite."""
-    tasks = draw_tasks(pool, config.draw, seed=(*ctx.seed, Phase.EXPLORE))
+    drawn = draw_tasks(pool, config.draw, seed=(*ctx.seed, Phase.EXPLORE))
+    tasks = list({t.id: t for t in drawn}.values())  # a small stratum is drawn repeatedly; K attempts are enough
     yield PhaseStarted(phase=Phase.EXPLORE, total=len(tasks) * config.attempts_per_task)
     done = yield from attempts(ctx, Phase.EXPLORE, repeat(tasks, config.attempts_per_task), config.sampling)
     solved = {t.task_id for t in done if t.strict}

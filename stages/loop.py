@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from stages.backends.learner.checkpoint import digest_weights
+from stages.backends.learner.checkpoint import MANIFEST, digest_weights
 from stages.config import EvaluateConfig, RPRConfig, RSRConfig
 from stages.context import StageContext
 from stages.distil import distil
 from stages.domain import Decision, FamilyScale, Phase, Runbook, Task, Trajectory
-from stages.errors import SamplerError, StopRequested
+from stages.errors import CheckpointError, SamplerError, StopRequested
 from stages.evaluate import Option, select
 from stages.explore import explore
 from stages.profile import profile, reward_model
@@ -121,9 +121,14 @@ def run_rsr(
         validation,
         actor_dir=parent.actor,
         critic_dir=parent.critic,
+        selected=finished.selected(Phase.DISTIL),
     )
     critic = parent.critic if chosen.is_parent else _critic_beside(chosen.actor_dir)
-    yield _checkpoint(name, chosen.actor_dir, critic)
+    if _digest(critic) != _digest(parent.critic):
+        raise CheckpointError(
+            f"{name}: the critic beside {chosen.actor_dir} is not its parent's; RSR must not touch it"
+        )
+    yield _checkpoint(name, chosen.actor_dir, critic, parent_kept=chosen.is_parent)
     return Weights(actor=chosen.actor_dir, critic=critic)
 
 
@@ -148,7 +153,7 @@ def _books(
     approved = finished.approved()
     if approved is None:
         approved = yield from _review(ctx, config, books, explored, tasks, reviewer)
-        if config.review.policy == "human":
+        if config.review.policy == "human" and (approved := finished.approved()) is None:
             raise ReviewPending(
                 f"{len(books)} runbooks wait for people's verdicts; the cycle goes on by itself afterwards"
             )
@@ -222,12 +227,15 @@ def run_rpr(
     if profiled is None or scales is None:
         serve(ctx, parent.actor, parent_name)
         profiled, scales = yield from profile(ctx, config, pool)
+    profiled = [t for t in profiled if t.verdict.counts]
     reward = reward_model(config, scales)
     critic = parent.critic if config.inherit_critic else None
     if critic is None:
         critic = ctx.work_dir / "seed-critic" / "critic"
-        if not (critic.parent / "manifest.json").exists():
+        if not (critic.parent / MANIFEST).exists():
             critic = yield from warm_up(ctx, config, profiled, reward, actor_dir=parent.actor)
+        else:  # the record that follows the save may have been lost with the process
+            yield PhaseDone(phase=Phase.WARMUP, facts={"critic_digest": digest_weights(critic)})
         yield CheckpointSaved(
             name=f"{name} {SEED_CRITIC}",
             path=critic.parent,
@@ -250,12 +258,19 @@ def _critic_beside(actor: Path) -> Path | None:
     return critic if critic.is_dir() else None
 
 
-def _checkpoint(name: str, actor: Path, critic: Path | None, step: int | None = None) -> CheckpointSaved:
+def _digest(folder: Path | None) -> str | None:
+    return digest_weights(folder) if folder else None
+
+
+def _checkpoint(
+    name: str, actor: Path, critic: Path | None, step: int | None = None, *, parent_kept: bool = False
+) -> CheckpointSaved:
     return CheckpointSaved(
         name=name,
-        path=actor.parent,
+        path=actor.parent if actor.name == "actor" else actor,  # a base model is a folder without parts
         actor_digest=digest_weights(actor),
-        critic_digest=digest_weights(critic) if critic else None,
+        critic_digest=_digest(critic),
         step=step,
         retained=True,
+        parent_kept=parent_kept,
     )

@@ -39,6 +39,8 @@ def scales_of(
 ) -> tuple[FamilyScale, ...]:
     """D_f, or D'_f = c_f · D_f where the recipe recalibrates. `families`: all that may occur, with their stratum."""
     r = config.reward
+    if not r.kind.needs_scales:
+        return ()
     scales = fit_scales(
         counted,
         quantile=r.quantile,

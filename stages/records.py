@@ -78,6 +78,7 @@ class CheckpointSaved:
     critic_digest: str | None
     step: int | None = None
     retained: bool = False
+    parent_kept: bool = False  # the stage's own result was discarded: these are its parent's weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,7 @@ class Candidate:
     label: str
     passed: int
     attempts: int
+    verdicts: int
     step: int | None = None
 
 

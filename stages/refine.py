@@ -17,6 +17,7 @@ from stages.batch import collect, score
 from stages.config import RPRConfig
 from stages.context import StageContext
 from stages.domain import Phase, Task
+from stages.errors import UpdateError
 from stages.ppo import alarms
 from stages.records import CheckpointSaved, PhaseDone, PhaseStarted, Progress, Record, StepDone
 from stages.rewards import RewardModel
@@ -69,7 +70,9 @@ def refine(
         _prune(folders[:index], plan[:index], keep)
         yield Progress(phase=phase, done=step, total=last, text=_line(metrics))
         if step == last:
-            yield PhaseDone(phase=phase, facts={"steps": step, "ev_last": metrics["critic/vf_explained_var"]})
+            moments = {"critic_moments": "kept from calibration"} if phase is Phase.JOINT else {}
+            facts = {"steps": step, "ev_last": metrics["critic/vf_explained_var"], **moments}
+            yield PhaseDone(phase=phase, facts=facts)
     return [(s, f) for (p, s), f in zip(plan, folders, strict=True) if p is Phase.JOINT and s in keep]
 
 
@@ -78,17 +81,20 @@ def _step(
 ) -> Generator[Record, None, dict[str, float | None]]:
     learner = ctx.backends.learner
     started = time.monotonic()
-    trajectories = yield from collect(ctx, config, pool, phase, step)
+    trajectories, masked = yield from collect(ctx, config, pool, phase, step)
     sampled = time.monotonic()
     batch = score(learner, config, trajectories, reward)
-    metrics = dict(batch.metrics)
+    metrics = dict(batch.metrics) | {"rollout/masked": masked}
     metrics |= learner.critic_step(batch.sequences, value_clip=config.value_clip)
     if phase is Phase.JOINT:
         metrics |= learner.actor_step(
             batch.sequences, eps_clip=config.eps_clip, eps_clip_high=config.eps_clip_high, temperature=1.0
         )
     metrics["perf/rollout_s"], metrics["perf/train_s"] = sampled - started, time.monotonic() - sampled
-    metrics["alarms"] = float(len(alarms(metrics)))
+    broken = alarms(metrics)
+    metrics["alarms"] = float(len(broken))
+    if fatal := [a for a in broken if a.stop]:  # not saved: a resumed stage starts from the step before
+        raise UpdateError(f"{phase.value} step {step}: {'; '.join(map(str, fatal))}")
     return metrics
 
 

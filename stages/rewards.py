@@ -174,6 +174,8 @@ def fit_scales(
             pool, borrowed = (
                 (peers, f"stratum {stratum}") if peers.sum() >= min_attempts and stratum else (o.has_report, "all")
             )
+        if not pool.any() and family not in codes:
+            continue  # nothing but `f/binary` was seen: this family cannot occur either
         if not pool.any():
             raise RewardError(f"family {family}: no profiling attempt has a per-check report to fit a scale from")
         level = family_quantile(p[pool], quantile)

@@ -15,6 +15,7 @@ from stages.chat import Chat
 from stages.config import RewriteConfig
 from stages.context import StageContext
 from stages.domain import Phase, Runbook, RunbookLine, Task, Trajectory
+from stages.leaks import load_hidden_texts
 from stages.records import PhaseDone, PhaseStarted, Progress, Record, RunbookWritten
 from stages.sanitise import sanitise_trajectory
 from stages.seeds import derive_id, derive_seed, rng
@@ -74,7 +75,9 @@ async def _plan(
     for source in sources:
         task = tasks[source.task_id]
         messages = [chat.task_message(task.instruction)]
-        for command, observation in sanitise_trajectory(source, task, special_tokens=chat.special_tokens):
+        for command, observation in sanitise_trajectory(
+            source, task, hidden_texts=load_hidden_texts(task), special_tokens=chat.special_tokens
+        ):
             messages.append({"role": "assistant", "content": chat.clean(command)})
             messages.append(chat.observation_message(observation))
         messages.append(chat.plan_message())

@@ -29,6 +29,7 @@ from stages.seeds import derive_id, derive_seed
 from stages.tokens import Ledger, count_drift
 
 SPAWNS = 16  # sandboxes being started, or verified, at one moment: more only makes each of them late
+OPEN_LIMIT_S = 600.0  # an image may have to be built
 LIVENESS_GRACE_S = 60.0  # on top of a task's own time limits: a stuck sandbox never stalls a wave
 
 
@@ -153,9 +154,9 @@ class _WaveRunner:
         async with self._spawning:
             started = time.monotonic()
             try:
-                attempt.sandbox = await self._sandboxes.open(attempt.spec.task)
-            except SandboxError as error:
-                attempt.end, attempt.error = EndReason.ERROR, str(error)
+                attempt.sandbox = await asyncio.wait_for(self._sandboxes.open(attempt.spec.task), OPEN_LIMIT_S)
+            except (SandboxError, TimeoutError) as error:
+                attempt.end, attempt.error = EndReason.ERROR, str(error) or "the sandbox did not start"
             attempt.sandbox_s += time.monotonic() - started
 
     async def _sample(self, live: list[_Attempt]) -> list[str | None]:
@@ -191,9 +192,11 @@ class _WaveRunner:
         return [replies.get(a.id) for a in live]
 
     def _fits(self, attempt: _Attempt) -> bool:
-        room = min(self._config.max_context_tokens, self._sampler.context_len)
-        if len(attempt.ledger.input_ids) + self._sampling.max_new_tokens > room:
+        tokens, new = len(attempt.ledger.input_ids), self._sampling.max_new_tokens
+        if tokens > self._config.max_context_tokens or tokens + new > self._sampler.context_len:
             attempt.end = EndReason.CONTEXT_OVERFLOW
+        if time.monotonic() - attempt.started > attempt.spec.task.agent_timeout_s:
+            attempt.end = EndReason.TIME_LIMIT
         cap = self._config.max_tokens_per_attempt
         if cap and sum(t.end - t.start for t in attempt.turns) >= cap:
             attempt.end = EndReason.TOKEN_CAP

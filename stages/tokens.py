@@ -15,7 +15,7 @@ from the stored raw answers.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -198,6 +198,3 @@ def require_no_drift(trajectories: Sequence[Trajectory]) -> None:
             f"{len(bad)} trajectories differ from the sampler's own answers in the loss region (first: {bad[0][0]}, "
             f"{bad[0][1]} tokens). The step is refused; nothing was updated. Re-run the batch."
         )
-
-
-Render = Callable[[Sequence[dict[str, str]]], str]

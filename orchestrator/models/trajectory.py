@@ -43,7 +43,7 @@ class Task(SQLModel, table=True):
     digest: str
     categories: list[str] = Field(default_factory=list, sa_type=JSONB)
     checks: list[dict[str, Any]] = Field(default_factory=list, sa_type=JSONB)  # [{id, role}]
-    max_turns: int = 20
+    max_turns: int = 100_000
     nop_progress: int = 0
     path: str = ""
 

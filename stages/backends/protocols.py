@@ -145,8 +145,9 @@ class Learner(Protocol):
         """As `save`, with the critic folder `critic_from` carried over byte for byte (RSR: Δφ = 0), or none."""
         ...
 
-    def save_midpoint(self, first_actor: Path, second_actor: Path, path: Path) -> str:
-        """Atomic folder whose actor/ is the mean of two actors' weights; returns its digest. Changes no loaded model."""
+    def save_midpoint(self, first_actor: Path, second_actor: Path, path: Path, critic_from: Path | None) -> str:
+        """Atomic folder: actor/ is the mean of two actors' weights, critic/ a copy of `critic_from`. Returns the actor's
+        digest and changes no loaded model."""
         ...
 
     def restore(self, path: Path) -> None:

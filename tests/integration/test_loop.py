@@ -177,3 +177,21 @@ def test_a_human_gate_suspends_the_cycle_until_people_have_decided(
     assert store.replays.of_runbook(others[0].id)
     with pytest.raises(ConfigError, match="consumed"):
         gate.decide(store, others[0].id, "bob", Decision.REJECT, reason="late")
+
+
+@pytest.mark.parametrize("candidates", [["parent"], ["midpoint"]])
+def test_whatever_candidate_is_kept_the_critic_passes_through_untouched(
+    store: Store, settings: Settings, candidates: list[str]
+) -> None:
+    """Spec §2.1: Δφ = 0, byte for byte; and a discarded distillation shows as its parent."""
+    small = {"reported_size": 2, "rsr.0.explore.draw.n_tasks": 16, "rpr.0.joint_steps": 1, "rpr.0.keep_steps": [1]}
+    cycle_id = new_cycle(
+        store, **small, **{"rsr.0.distil.candidates": candidates, "rpr.1.joint_steps": 1, "rpr.1.keep_steps": [1]}
+    )
+    assert run_cycle(store, settings, cycle_id) is m.CycleState.DONE
+    found = digests(store, cycle_id)
+    assert found["RSR-2"][1] == found["RPR-1"][1] is not None
+    assert "RPR-2 seed critic" not in {c.name for c in store.checkpoints.of_cycle(cycle_id)}
+    kept = candidates == ["parent"]
+    assert (found["RSR-1"][0] == found["Base"][0]) is kept
+    assert store.checkpoints.named(cycle_id, "RSR-2").parent_kept is kept

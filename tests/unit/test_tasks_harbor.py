@@ -103,7 +103,7 @@ def test_plain_harbor_folder(tmp_path: Path):
     assert (task.id, task.family, task.stratum, task.workdir) == ("t", "demo", Stratum.HARD, "/app")
     assert task.instruction == "Do it."
     assert task.checks == ()
-    assert task.max_turns == 20
+    assert task.max_turns == 100_000
     assert task.verifier_timeout_s == 600.0
 
 

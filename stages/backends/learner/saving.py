@@ -74,8 +74,10 @@ def restore_rng(state: dict) -> None:
     torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state["rng"]), dtype=torch.uint8))
 
 
-def write_midpoint(first: Path, second: Path, path: Path) -> str:
-    """Atomic folder whose actor/ holds the mean of two actors' weights; returns its digest.
+def write_midpoint(first: Path, second: Path, path: Path, critic_from: Path | None) -> str:
+    """Atomic folder whose actor/ holds the mean of two actors' weights, `critic_from` beside it byte for byte.
+
+    Returns the actor's digest.
 
     Raises ModelError, or CheckpointError when the two do not fit together or the folder cannot be written.
     """
@@ -87,7 +89,13 @@ def write_midpoint(first: Path, second: Path, path: Path) -> str:
                 raise CheckpointError(f"{second} and {first} differ in {name}: no mean of them exists")
             p.lerp_(theirs[name], 0.5)
     tokenizer = actor_files.tokenizer_files(first)
-    checkpoint.write_folder(path, lambda folder: actor_files.save_actor(actor, folder / "actor", tokenizer))
+
+    def fill(folder: Path) -> None:
+        actor_files.save_actor(actor, folder / "actor", tokenizer)
+        if critic_from is not None:
+            checkpoint.link_or_copy(critic_from, folder / "critic")
+
+    checkpoint.write_folder(path, fill)
     return checkpoint.digest_weights(path / "actor")
 
 

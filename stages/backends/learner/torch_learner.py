@@ -232,12 +232,12 @@ class TorchLearner:
         carry = None if critic_from is None else functools.partial(checkpoint.link_or_copy, critic_from)
         return self._write(path, carry)
 
-    def save_midpoint(self, first_actor: Path, second_actor: Path, path: Path) -> str:
+    def save_midpoint(self, first_actor: Path, second_actor: Path, path: Path, critic_from: Path | None) -> str:
         """Atomic folder whose actor/ holds the mean of two actors' weights (a distillation candidate); its digest.
 
         Touches no model of this learner. Raises ModelError, or CheckpointError when the two do not fit together.
         """
-        return saving.write_midpoint(first_actor, second_actor, path)
+        return saving.write_midpoint(first_actor, second_actor, path, critic_from)
 
     def restore(self, path: Path) -> None:
         """Everything that `save` wrote, verified, so that the next step is the one that would have followed.

@@ -129,11 +129,11 @@ class MegatronLearner:
     def save_actor_only(self, path: Path, critic_from: Path | None) -> tuple[str, str | None]:
         return self._call("save", path=path, critic_from=critic_from, actor_only=True)
 
-    def save_midpoint(self, first_actor: Path, second_actor: Path, path: Path) -> str:
+    def save_midpoint(self, first_actor: Path, second_actor: Path, path: Path, critic_from: Path | None) -> str:
         """On rank 0 alone, through the Hugging Face folders."""
         from stages.backends.learner.saving import write_midpoint
 
-        return write_midpoint(first_actor, second_actor, path)
+        return write_midpoint(first_actor, second_actor, path, critic_from)
 
     def restore(self, path: Path) -> None:
         self._call("restore", path=path)
