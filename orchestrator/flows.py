@@ -10,7 +10,8 @@ from prefect.runtime import flow_run
 
 from orchestrator.embedded import database
 from orchestrator.heartbeat import beating
-from orchestrator.runner import Runner, open_cycle, settle
+from orchestrator.holding import settle
+from orchestrator.runner import Runner, open_cycle
 from orchestrator.settings import get_settings
 from orchestrator.store import Store
 
@@ -29,8 +30,10 @@ def run_cycle_flow(cycle_id: int) -> str:
     store = Store.open(database.url(settings), settings.artifacts)
     try:
         with (
+            settle(
+                store, cycle_id
+            ) as outcome,  # first: a second process must not beat for the one that holds the cycle
             beating(store, cycle_id, str(flow_run.id) if flow_run.id else None),
-            settle(store, cycle_id) as outcome,
             open_cycle(store, settings, cycle_id) as runner,
         ):
             for stage in runner.pending():

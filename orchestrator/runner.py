@@ -10,13 +10,13 @@ import contextlib
 import logging
 import shutil
 import time
-import traceback
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator import models as m
 from orchestrator.finished import StoredPhases
+from orchestrator.holding import CancelRequested, PauseRequested, Superseded, settle
 from orchestrator.inputs import Suites, load_suites, model_folder, open_backends, open_model, register_suites
 from orchestrator.persist import Recorder
 from orchestrator.plan import StagePlan, plan, stage_rows
@@ -24,13 +24,12 @@ from orchestrator.recipes import parse_config
 from orchestrator.settings import Settings
 from orchestrator.store import Store
 from orchestrator.store.logs import NewLine
-from orchestrator.transitions import enter
 from stages.backends.learner.checkpoint import digest_weights, link_or_copy, write_folder
 from stages.backends.protocols import Backends
 from stages.chat import Chat
 from stages.config import CycleConfig
 from stages.context import StageContext
-from stages.errors import CheckpointError, RsiError, StopRequested
+from stages.errors import CheckpointError, StopRequested
 from stages.evaluate import evaluate
 from stages.loop import SEED_CRITIC, ReviewPending, Weights, run_rpr, run_rsr
 from stages.model_reviewer import ChatReviewer
@@ -39,15 +38,6 @@ from stages.review import ModelReviewer, PolicyMode, ReviewPolicy
 from stages.rewrite import Planner
 
 BEAT_S = 2.0
-S = m.CycleState
-
-
-class PauseRequested(StopRequested):
-    """A person asked for a pause."""
-
-
-class CancelRequested(StopRequested):
-    """A person asked to stop for good."""
 
 
 @dataclass(slots=True)
@@ -100,6 +90,9 @@ class Runner:
                     if isinstance(record, CheckpointSaved) and record.name.endswith(SEED_CRITIC):
                         self._enter_seed_critic(row, record.name)
                     self._tell(row, record)
+            self._still_ours(row)
+        except Superseded:
+            raise
         except ReviewPending:
             self.store.stages.set_state(stage_id, m.StageState.SUSPENDED)
             raise
@@ -119,7 +112,7 @@ class Runner:
         try:
             for record in stream:
                 yield record
-                self._obey()
+                self._obey(row, record)
         finally:
             stream.close()
 
@@ -253,18 +246,30 @@ class Runner:
         row.critic_parent_id = seed.id
         self.store.stages.set_critic_parent(row.id, seed.id)
 
-    def _obey(self) -> None:
-        """Read people's wishes and show that we live, at most every two seconds."""
+    def _obey(self, row: m.Stage, record: Record) -> None:
+        """Read people's wishes and show that we live, at most every two seconds.
+
+        After an optimiser step or a checkpoint, always: a process that lost its stage must not train on.
+        """
         assert self.cycle.id is not None
-        if time.monotonic() - self._beat < BEAT_S:
+        if time.monotonic() - self._beat < BEAT_S and not isinstance(record, StepDone | CheckpointSaved):
             return
         self._beat = time.monotonic()
+        self._still_ours(row)
         self.store.cycles.beat(self.cycle.id)
         wanted = self.store.cycles.desired(self.cycle.id)
         if wanted is m.DesiredState.PAUSE:
             raise PauseRequested("paused on request")
         if wanted is m.DesiredState.CANCEL:
             raise CancelRequested("cancelled on request")
+
+    def _still_ours(self, row: m.Stage) -> None:
+        """Raises Superseded when another process has started the stage after us."""
+        assert row.id is not None
+        if (now := self.store.stages.get(row.id).attempt) != row.attempt:
+            raise Superseded(
+                f"{row.name}: attempt {now} has taken over from attempt {row.attempt}, whose process stops here"
+            )
 
     def _tell(self, row: m.Stage, record: Record) -> None:
         self.on_record(row, record)
@@ -305,35 +310,6 @@ def run_cycle(
     return outcome.state
 
 
-@dataclass(slots=True)
-class Outcome:
-    """Where a cycle ended up when its process let go of it."""
-
-    state: m.CycleState = S.RUNNING
-
-
-@contextlib.contextmanager
-def settle(store: Store, cycle_id: int) -> Iterator[Outcome]:
-    """Enter `running`, and on the way out the state that the cycle has really reached."""
-    outcome = Outcome()
-    enter(store, cycle_id, S.RUNNING)
-    try:
-        yield outcome
-        outcome.state = enter(store, cycle_id, S.DONE).state
-    except ReviewPending:
-        outcome.state = enter(store, cycle_id, S.SUSPENDED).state
-    except CancelRequested:
-        outcome.state = enter(store, cycle_id, S.CANCELLED).state
-    except PauseRequested:
-        outcome.state = enter(store, cycle_id, S.PAUSED).state
-    except BaseException as error:
-        with contextlib.suppress(RsiError):  # the database itself may be what failed
-            text = str(error) if isinstance(error, RsiError) else f"{type(error).__name__}: {error}"
-            store.logs.append(cycle_id, [NewLine(level=logging.ERROR, logger="rsi.cycle", text=_trace(error))])
-            enter(store, cycle_id, S.FAILED, error=text)
-        raise
-
-
 @contextlib.contextmanager
 def open_cycle(
     store: Store,
@@ -360,10 +336,6 @@ def open_cycle(
             chat=Chat(model),
             on_record=on_record,
         )
-
-
-def _trace(error: BaseException) -> str:
-    return str(error) if isinstance(error, RsiError) else "".join(traceback.format_exception(error))[-8000:]
 
 
 def _weights(row: m.Checkpoint) -> Weights:
