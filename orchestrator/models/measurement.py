@@ -50,7 +50,15 @@ class Evaluation(SQLModel, table=True):
     __tablename__ = "evaluation"
     __table_args__ = (
         sa.UniqueConstraint(
-            "stage_id", "checkpoint", "suite", "suite_digest", "harness_digest", postgresql_nulls_not_distinct=True
+            "stage_id",
+            "checkpoint_id",
+            "checkpoint",
+            "k",
+            "suite",
+            "suite_digest",
+            "harness_digest",
+            name="uq_evaluation_measurement",
+            postgresql_nulls_not_distinct=True,
         ),
         sa.Index("ix_evaluation_checkpoint", "checkpoint_id", "suite"),
         sa.Index("ix_evaluation_suite", "suite", "suite_digest"),

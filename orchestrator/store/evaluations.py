@@ -52,7 +52,7 @@ class Evaluations(Repository):
                 "resource_digest": self._setting(m.ResourceSetting, dict(resources)) if resources else None,
                 "reference_only": reference_only,
             }
-            same = ("stage_id", "checkpoint", "suite", "suite_digest", "harness_digest")
+            same = ("stage_id", "checkpoint_id", "checkpoint", "k", "suite", "suite_digest", "harness_digest")
             query = pg.insert(m.Evaluation).values(values)
             query = query.on_conflict_do_update(
                 index_elements=same, set_={name: query.excluded[name] for name in values if name not in same}

@@ -129,6 +129,20 @@ def test_settings_are_stored_once(store: Store) -> None:
     )
 
 
+def test_evaluations_of_two_cycles_and_of_two_k_do_not_overwrite_each_other(store: Store) -> None:
+    record = EvaluationDone(
+        suite="s", suite_digest="d", checkpoint="RPR-1", k=1, passed=0, attempts=0, verdicts=0, tasks=()
+    )  # fmt: skip
+    ids = []
+    for name in ("one", "two"):
+        cycle_id = factories.cycle(store, name=name).id
+        row = store.checkpoints.save(m.Checkpoint(cycle_id=cycle_id, name="RPR-1", actor_digest="a"))
+        for k in (1, 3):
+            ids.append(store.evaluations.save(replace(record, k=k), cycle_id=cycle_id, checkpoint_id=row.id))
+    assert len(set(ids)) == 4
+    assert store.evaluations.save(replace(record, k=3), cycle_id=cycle_id, checkpoint_id=row.id) == ids[-1]
+
+
 def test_audits_and_references(store: Store) -> None:
     audit = store.audits.add(m.Audit(name="fdr against spr", formulas=[{"kind": "fdr"}], result={"share": 0.5}))
     assert store.audits.get(audit.id or 0).result == {"share": 0.5}
