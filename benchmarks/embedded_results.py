@@ -65,10 +65,10 @@ def seed_result(store: Store, settings: Settings, seed: int, tasks: int, control
     if file.exists():
         return json.loads(file.read_text())
     config = load_recipe("demo", name=f"results, seed {seed}", overrides={"seed": seed})
-    done = [c for c in store.cycles.list(states=[CycleState.DONE]).items if c.name == config.name]
-    cycle = done[0] if done else create_cycle(store, config, actor="benchmark")
+    complete = [c for c in store.cycles.list(states=[CycleState.DONE]).items if c.name == config.name]
+    cycle = complete[0] if complete else create_cycle(store, config, actor="benchmark")
     assert cycle.id is not None
-    if not done:
+    if not complete:
         run_cycle(store, settings, cycle.id)
         cycle = store.cycles.get(cycle.id)
     assert cycle.id is not None
