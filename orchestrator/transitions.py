@@ -16,8 +16,7 @@ S = CycleState
 
 ALLOWED: Mapping[CycleState, frozenset[CycleState]] = {
     S.QUEUED: frozenset({S.RUNNING, S.PAUSED, S.CANCELLED, S.FAILED}),
-    # running -> resuming: its process is gone and the reconciler hands the cycle to a new one
-    S.RUNNING: frozenset({S.PAUSING, S.CANCELLING, S.SUSPENDED, S.RESUMING, S.FAILED, S.DONE}),
+    S.RUNNING: frozenset({S.PAUSING, S.CANCELLING, S.SUSPENDED, S.FAILED, S.DONE}),
     # pausing -> running: resumed before the boundary; -> done: there was no boundary left
     S.PAUSING: frozenset({S.PAUSED, S.RUNNING, S.CANCELLING, S.FAILED, S.DONE}),
     S.PAUSED: frozenset({S.RESUMING, S.CANCELLED}),
@@ -60,9 +59,8 @@ CANCEL: Mapping[CycleState, CycleState] = {
     S.FAILED: S.CANCELLED,
     S.CANCELLED: S.CANCELLED,
 }
-# Where a cycle goes when its process has disappeared without a word.
+# A process that disappeared fulfils what people asked for; from every other state the cycle has failed.
 LOST: Mapping[CycleState, CycleState] = {
-    S.RUNNING: S.RESUMING,
     S.PAUSING: S.PAUSED,
     S.CANCELLING: S.CANCELLED,
 }
@@ -98,17 +96,6 @@ def enter(store: Store, cycle_id: int, to: CycleState, *, error: str = "") -> Cy
                     "state again."
                 )
             store.cycles.set_state(cycle_id, to, error=error)
-        return store.cycles.get(cycle_id)
-
-
-def lost(store: Store, cycle_id: int, why: str) -> Cycle:
-    """The process of a cycle has disappeared: move on to what people wanted, and say so."""
-    with store.transaction():
-        cycle = store.cycles.lock(cycle_id)
-        if (to := LOST.get(cycle.state)) is None:
-            return cycle
-        store.audit_trail.add("reconciler", "cycle.lost", object_kind="cycle", object_id=cycle_id, payload={"why": why})
-        store.cycles.set_state(cycle_id, to, error="" if to is S.CANCELLED else why)
         return store.cycles.get(cycle_id)
 
 

@@ -99,15 +99,6 @@ def test_a_life(store: Store) -> None:
     ]  # fmt: skip
 
 
-def test_a_lost_process(store: Store) -> None:
-    for state in S:
-        cycle_id = _in_state(store, state)
-        after = transitions.lost(store, cycle_id, "no heartbeat for 120 s")
-        assert after.state is LOST.get(state, state)
-        if state is S.RUNNING:
-            assert after.error == "no heartbeat for 120 s"
-
-
 def test_two_people_at_once(store: Store) -> None:
     """Pause and cancel meet; whatever the order, the cycle ends up cancelling and nothing is lost."""
     cycle_id = _in_state(store, S.RUNNING)
