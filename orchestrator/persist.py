@@ -16,7 +16,8 @@ from typing import Any
 
 from orchestrator import models as m
 from orchestrator.store import Store
-from stages.domain import Decision, Phase
+from stages.domain import Decision, EndReason, Phase, Verdict
+from stages.loop import SEED_CRITIC
 from stages.records import (
     AttemptFinished,
     CheckpointSaved,
@@ -62,6 +63,8 @@ def persist_many(store: Store, stage: m.Stage, attempts: Sequence[AttemptFinishe
     chunk = store.artifacts.save_trajectories([a.trajectory for a in attempts])
     with store.transaction():
         store.files.register(chunk.files)
+        if (reason := next(filter(None, map(_voids_digests, attempts)), None)) is not None:
+            store.cycles.void_digest_claim(stage.cycle_id, reason)
         suites = store.suites.suite_of([a.trajectory.task_id for a in attempts if not a.trajectory.suite])
         acted = {v: _acting(store, stage, v) for v in {a.trajectory.weight_version for a in attempts}}
         for phase in dict.fromkeys(a.phase for a in attempts):
@@ -84,6 +87,20 @@ def persist_many(store: Store, stage: m.Stage, attempts: Sequence[AttemptFinishe
                 "passed": sum(a.trajectory.strict for a in group),
             }
             store.events.append(m.EventKind.ATTEMPTS, cycle_id=stage.cycle_id, stage_id=stage.id, payload=payload)
+
+
+def _voids_digests(attempt: AttemptFinished) -> str | None:
+    """Why equal digests cannot be promised after this attempt (design: invariant 6): the clock or the machine decided."""
+    t = attempt.trajectory
+    if t.end_reason is EndReason.TIME_LIMIT:
+        what = "ran out of time"
+    elif t.verdict is Verdict.INFRA_ERROR:
+        what = "failed with its sandbox or sampler"
+    elif (turn := next((turn.index for turn in t.turns if turn.timed_out), None)) is not None:
+        what = f"had a command that timed out (turn {turn})"
+    else:
+        return None
+    return f"attempt {t.id} of task {t.task_id} ({attempt.phase}) {what}"
 
 
 @dataclass(slots=True)
@@ -207,8 +224,10 @@ def _checkpoint(store: Store, stage: m.Stage, record: CheckpointSaved) -> dict[s
             actor_digest=record.actor_digest,
             critic_digest=record.critic_digest,
             actor_parent_id=stage.actor_parent_id,
-            critic_parent_id=stage.critic_parent_id,
+            # a seed critic comes from no critic; a resumed stage already notes it as the one that enters
+            critic_parent_id=None if record.name.endswith(SEED_CRITIC) else stage.critic_parent_id,
             retained=record.retained,
+            parent_kept=record.parent_kept,
             manifest_digest=hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.is_file() else None,
         )
     )

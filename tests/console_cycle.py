@@ -156,8 +156,8 @@ def _phases(store: Store, stage: m.Stage, offset: int) -> None:
                 phase=Phase.DISTIL,
                 chosen="last",
                 candidates=(
-                    Candidate(label="parent", passed=50, attempts=160),
-                    Candidate(label="last", passed=80, attempts=160),
+                    Candidate(label="parent", passed=50, attempts=160, verdicts=160),
+                    Candidate(label="last", passed=80, attempts=160, verdicts=160),
                 ),
                 suite="validation",
                 suite_digest="f" * 64,

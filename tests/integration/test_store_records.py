@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from rich.console import Console
 
 from orchestrator import models as m
+from orchestrator.commands.cycle_view import score_table
 from orchestrator.persist import Recorder, persist, persist_many
 from orchestrator.store import Store, TrajectoryFilter
 from stages.domain import (
@@ -99,7 +101,10 @@ RECORDS: list[Record] = [
     Selected(
         phase=Phase.VALIDATE,
         chosen="RSR-1",
-        candidates=(Candidate(label="parent", passed=1, attempts=3), Candidate(label="RSR-1", passed=2, attempts=3)),
+        candidates=(
+            Candidate(label="parent", passed=1, attempts=3, verdicts=3),
+            Candidate(label="RSR-1", passed=2, attempts=3, verdicts=3),
+        ),
         suite="validation",
         suite_digest="v1",
     ),
@@ -187,6 +192,22 @@ def test_the_checkpoint_that_acted(store: Store, stage: m.Stage) -> None:
     assert task.verdicts == ["passed", "passed", "infra_error"]
 
 
+def test_a_kept_parent_is_shown(store: Store, stage: m.Stage) -> None:
+    kept = CheckpointSaved(
+        name="RSR-1", path=Path("/nowhere"), actor_digest="a0", critic_digest=None, retained=True, parent_kept=True
+    )
+    persist(store, stage, kept)
+    saved = store.checkpoints.named(stage.cycle_id, "RSR-1")
+    assert saved is not None
+    assert saved.parent_kept
+    table = Console(width=200)
+    with table.capture() as shown:
+        table.print(score_table(store, stage.cycle_id))
+    assert "RSR-1 (parent kept)" in shown.get()
+    persist(store, stage, replace(kept, parent_kept=False))
+    assert not store.checkpoints.named(stage.cycle_id, "RSR-1").parent_kept  # type: ignore[union-attr]
+
+
 def test_runbook_states(store: Store, stage: m.Stage) -> None:
     def review(reviewer: str, decision: Decision, revision: int = 1) -> RunbookReviewed:
         return RunbookReviewed(review=Review(runbook_id="b1", revision=revision, reviewer=reviewer, decision=decision))
@@ -270,6 +291,25 @@ def test_masked_attempts_are_counted(store: Store, stage: m.Stage) -> None:
     assert (row.strict, row.n_checks, row.only_gate_failed) == (False, 0, False)
     totals = store.trajectories.boundaries(stage.id or 0)
     assert totals == {Boundary.STRICT_PREFIX: 14, Boundary.TRIMMED: 2, "drift_tokens": 0}
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"turns": (Turn(index=0, action="sleep 9", observation="", exit_code=None, timed_out=True),)}, "timed out"),
+        ({"verdict": Verdict.INFRA_ERROR, "end_reason": EndReason.ERROR}, "sandbox or sampler"),
+        ({"end_reason": EndReason.TIME_LIMIT}, "ran out of time"),
+    ],
+)
+def test_a_clock_that_decided_voids_the_digest_claim(store: Store, stage: m.Stage, change, said: str) -> None:
+    whole = AttemptFinished(phase=Phase.EXPLORE, trajectory=factories.trajectory(1))
+    persist(store, stage, whole)
+    assert store.cycles.get(stage.cycle_id).digest_claim_void == ""
+    cut = replace(factories.trajectory(2), **change)
+    persist_many(store, stage, [whole, AttemptFinished(phase=Phase.EXPLORE, trajectory=cut)])
+    void = store.cycles.get(stage.cycle_id).digest_claim_void
+    assert said in void
+    assert cut.id in void
 
 
 def test_progress_is_no_flood(store: Store, stage: m.Stage) -> None:
