@@ -72,7 +72,10 @@ class Stages(Repository):
         critic_parent_id: int | None = None,
         flow_run_id: str | None = None,
     ) -> m.Stage:
-        """A process begins or continues the stage; counts the attempt and notes the checkpoints that enter."""
+        """A process begins or continues the stage; counts the attempt and notes the checkpoints that enter.
+
+        A critic parent that is noted already stays: it may be the seed critic that the stage made itself.
+        """
         values: dict[str, Any] = {
             "state": m.StageState.RUNNING,
             "attempt": col(m.Stage.attempt) + 1,
@@ -80,7 +83,7 @@ class Stages(Repository):
             "finished_at": None,
             "error": "",
             "actor_parent_id": actor_parent_id,
-            "critic_parent_id": critic_parent_id,
+            "critic_parent_id": func.coalesce(col(m.Stage.critic_parent_id), critic_parent_id),
             "flow_run_id": flow_run_id,
         }
         return self._move(stage_id, values)
@@ -128,11 +131,13 @@ class Stages(Repository):
             self.set_progress(stage_id, phase, 0, total)
 
     def finish_phase(self, stage_id: int, phase: Phase, facts: Mapping[str, Any]) -> None:
-        """A phase is done; its facts are what a resumed flow uses instead of running it again."""
+        """A phase is done; its facts are what a resumed flow uses instead of running it again. Done already: nothing changes."""
         row = {"stage_id": stage_id, "phase": phase, "attempt": 1, "started_at": now()}
         result = {"state": m.PhaseState.DONE, "facts": dict(facts), "finished_at": now()}
         query = insert(m.StagePhase).values(row | result)
-        query = query.on_conflict_do_update(index_elements=["stage_id", "phase"], set_=result)
+        query = query.on_conflict_do_update(
+            index_elements=["stage_id", "phase"], set_=result, where=col(m.StagePhase.state) != m.PhaseState.DONE
+        )
         with self._session() as session:
             session.execute(query)
 
