@@ -18,7 +18,11 @@ class StoredPhases(NothingFinished):
     def __init__(self, store: Store, stage: m.Stage, policy: ReviewPolicy) -> None:
         assert stage.id is not None
         self._store, self._stage, self._policy = store, stage.id, policy
-        self._done = {p for p, row in store.stages.phases(stage.id).items() if row.state is m.PhaseState.DONE}
+
+    @property
+    def _done(self) -> set[Phase]:
+        """Read each time: phases end, and people decide, while this object lives."""
+        return {p for p, row in self._store.stages.phases(self._stage).items() if row.state is m.PhaseState.DONE}
 
     def trajectories(self, phase: Phase) -> list[Trajectory] | None:
         if phase not in self._done:

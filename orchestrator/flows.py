@@ -30,9 +30,8 @@ def run_cycle_flow(cycle_id: int) -> str:
     store = Store.open(database.url(settings), settings.artifacts)
     try:
         with (
-            settle(
-                store, cycle_id
-            ) as outcome,  # first: a second process must not beat for the one that holds the cycle
+            # first: a second process must not beat for the one that holds the cycle
+            settle(store, cycle_id, settings) as outcome,
             beating(store, cycle_id, str(flow_run.id) if flow_run.id else None),
             open_cycle(store, settings, cycle_id) as runner,
         ):

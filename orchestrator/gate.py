@@ -7,6 +7,7 @@ what all of them add up to is `stages.review.gate_decision`. When the quota is m
 from __future__ import annotations
 
 from dataclasses import dataclass
+from uuid import uuid4
 
 from orchestrator import models as m
 from orchestrator.finished import gate_states
@@ -73,7 +74,8 @@ def decide(
                 reviewer=f"{PERSON}{login}",
                 decision=decision,
                 reason=reason,
-            )
+            ),
+            key=uuid4().hex,  # each verdict is an act of its own: approve, reject, approve again
         )
         states = gate_states(store, row.stage_id, policy)
         state = states[runbook_id]
@@ -90,3 +92,21 @@ def decide(
     if not progress.open and store.cycles.get(stage.cycle_id).state is m.CycleState.SUSPENDED:
         resume_cycle(store, stage.cycle_id, actor=login, settings=settings)
     return progress
+
+
+def wake(store: Store, cycle_id: int, *, settings: Settings | None = None) -> bool:
+    """Resume a suspended cycle whose quota is met already; True when it was.
+
+    Called once after a cycle was suspended: the last verdict may have come before the process let go of it.
+    """
+    if store.cycles.get(cycle_id).state is not m.CycleState.SUSPENDED:
+        return False
+    waiting = [s for s in store.stages.of_cycle(cycle_id) if s.state is m.StageState.SUSPENDED]
+    for stage in waiting:
+        assert stage.id is not None
+        policy = policy_of(store, stage)
+        if not quota_met(gate_states(store, stage.id, policy).values(), policy):
+            return False
+    if waiting:
+        resume_cycle(store, cycle_id, actor="gate", settings=settings)
+    return bool(waiting)

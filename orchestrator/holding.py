@@ -8,7 +8,9 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from orchestrator import gate
 from orchestrator import models as m
+from orchestrator.settings import Settings
 from orchestrator.store import Store
 from orchestrator.store.logs import NewLine
 from orchestrator.transitions import HELD_BY_PROCESS, enter
@@ -38,7 +40,7 @@ class Outcome:
 
 
 @contextlib.contextmanager
-def settle(store: Store, cycle_id: int) -> Iterator[Outcome]:
+def settle(store: Store, cycle_id: int, settings: Settings | None = None) -> Iterator[Outcome]:
     """Enter `running`, and on the way out the state that the cycle has really reached.
 
     Raises ConfigError when the cycle is not queued or resuming: another process holds it, or nobody asked for it to run.
@@ -52,7 +54,9 @@ def settle(store: Store, cycle_id: int) -> Iterator[Outcome]:
         _log(store, cycle_id, logging.WARNING, str(error))
         outcome.state = store.cycles.get(cycle_id).state  # whatever the other process wrote
     except ReviewPending:
-        outcome.state = enter(store, cycle_id, S.SUSPENDED).state
+        enter(store, cycle_id, S.SUSPENDED)
+        gate.wake(store, cycle_id, settings=settings)
+        outcome.state = store.cycles.get(cycle_id).state
     except CancelRequested:
         outcome.state = enter(store, cycle_id, S.CANCELLED).state
     except PauseRequested:
