@@ -33,6 +33,7 @@ from stages.errors import CheckpointError, StopRequested
 from stages.evaluate import evaluate
 from stages.loop import SEED_CRITIC, ReviewPending, Weights, run_rpr, run_rsr
 from stages.model_reviewer import ChatReviewer
+from stages.ppo import alarms
 from stages.records import CheckpointSaved, PhaseDone, PhaseStarted, Record, Selected, StepDone
 from stages.review import ModelReviewer, PolicyMode, ReviewPolicy
 from stages.rewrite import Planner
@@ -96,6 +97,10 @@ class Runner:
         except ReviewPending:
             self.store.stages.set_state(stage_id, m.StageState.SUSPENDED)
             raise
+        except CancelRequested:
+            self.store.stages.set_state(stage_id, m.StageState.CANCELLED)
+            self._clear(row)
+            raise
         except (StopRequested, KeyboardInterrupt):
             self.store.stages.set_state(stage_id, m.StageState.PAUSED)
             raise
@@ -103,8 +108,22 @@ class Runner:
             self.store.stages.set_state(stage_id, m.StageState.FAILED, error=str(error))
             raise
         self.store.stages.set_state(stage_id, m.StageState.DONE)
-        shutil.rmtree(self._work(planned), ignore_errors=True)
+        self._clear(row)
         self._log(row, logging.INFO, f"{planned.name} done")
+
+    def sweep(self) -> None:
+        """Remove the work folders of stages that have ended; their process may have died before it could."""
+        assert self.cycle.id is not None
+        for row in self.store.stages.of_cycle(self.cycle.id):
+            if row.state in (m.StageState.DONE, m.StageState.CANCELLED):
+                self._clear(row)
+
+    def _clear(self, row: m.Stage) -> None:
+        """Remove a stage's work folder. Candidates that lay in it keep their digests and lose their path."""
+        assert row.id is not None
+        folder = self.home / "work" / row.name
+        self.store.checkpoints.forget_folder(row.id, folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
     def _records(self, planned: StagePlan, row: m.Stage, parent: m.Checkpoint | None) -> Iterator[Record]:
         """The stage's records; a wish to stop is obeyed after each."""
@@ -225,7 +244,7 @@ class Runner:
         if row.kind is m.StageKind.BASE:
             return record
         place = self.home / "checkpoints" / record.name.replace(" ", "-")
-        if not place.exists():
+        if not _holds(place, record):  # an earlier attempt may have left other bytes there
 
             def fill(folder: Path) -> None:
                 for part in ("actor", "critic"):
@@ -285,8 +304,15 @@ class Runner:
                 self._log(row, logging.INFO, f"{row.name} {record.phase}: done ({facts})")
             case Selected():
                 self._log(row, logging.INFO, f"{row.name} kept {record.chosen} of {len(record.candidates)} candidates")
-            case StepDone() if record.metrics.get("alarms"):
-                self._log(row, logging.WARNING, f"{row.name} {record.phase} step {record.step}: training-health alarm")
+            case StepDone():
+                for alarm in map(str, alarms(record.metrics)):
+                    self._log(row, logging.WARNING, f"{row.name} {record.phase} step {record.step}: {alarm}")
+                    self.store.events.append(
+                        m.EventKind.ALARM,
+                        cycle_id=row.cycle_id,
+                        stage_id=row.id,
+                        payload={"stage": row.name, "phase": record.phase, "step": record.step, "text": alarm},
+                    )
 
     def _log(self, row: m.Stage, level: int, text: str) -> None:
         assert self.cycle.id is not None
@@ -304,7 +330,10 @@ def run_cycle(
 
     Raises what stopped it when that was an error; the cycle is then `failed` and can be resumed.
     """
-    with settle(store, cycle_id) as outcome, open_cycle(store, settings, cycle_id, on_record=on_record) as runner:
+    with (
+        settle(store, cycle_id, settings) as outcome,
+        open_cycle(store, settings, cycle_id, on_record=on_record) as runner,
+    ):
         for stage in runner.pending():
             runner.run_stage(stage)
     return outcome.state
@@ -326,7 +355,7 @@ def open_cycle(
     register_suites(store, suites)
     store.stages.plan(cycle_id, stage_rows(config))
     with open_backends(config, model) as backends:
-        yield Runner(
+        runner = Runner(
             store=store,
             settings=settings,
             cycle=cycle,
@@ -336,6 +365,16 @@ def open_cycle(
             chat=Chat(model),
             on_record=on_record,
         )
+        runner.sweep()
+        yield runner
+
+
+def _holds(folder: Path, record: CheckpointSaved) -> bool:
+    """The folder has both parts with the record's digests, and nothing more."""
+    return all(
+        digest_weights(part) == digest if part.is_dir() and any(part.glob("*.safetensors")) else digest is None
+        for part, digest in ((folder / "actor", record.actor_digest), (folder / "critic", record.critic_digest))
+    )
 
 
 def _weights(row: m.Checkpoint) -> Weights:

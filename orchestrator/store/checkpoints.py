@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from sqlalchemy import or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert
@@ -124,6 +125,13 @@ class Checkpoints(Repository):
                 col(m.Checkpoint.stage_id) == row.stage_id, col(m.Checkpoint.arm) == row.arm
             )
             session.execute(rivals.values(retained=col(m.Checkpoint.id) == checkpoint_id))
+
+    def forget_folder(self, stage_id: int, folder: Path) -> None:
+        """Checkpoints of a stage whose folders lay below `folder` have none any more: their path becomes empty."""
+        with self._session() as session:
+            inside = col(m.Checkpoint.path).startswith(f"{folder}/", autoescape=True)
+            gone = update(m.Checkpoint).where(col(m.Checkpoint.stage_id) == stage_id, inside)
+            session.execute(gone.values(path=""))
 
     def add_metrics(self, checkpoint_id: int, metrics: dict[str, float | int | str | None]) -> None:
         """Merge into the checkpoint's metrics."""
