@@ -54,6 +54,17 @@ def model_folder(config: CycleConfig) -> Path:
     return folder
 
 
+def refuse_unsupported(config: CycleConfig) -> None:
+    """Raises ConfigError for settings that `stages.config` knows and cycles do not run yet."""
+    if config.rollout.harness != "shell":
+        raise ConfigError(
+            f'rollout.harness = "{config.rollout.harness}": only "shell" runs in cycles so far; set it in the recipe or '
+            "with --set rollout.harness=shell"
+        )
+    if config.learner.backend != "torch":
+        raise ConfigError("learner.backend: only 'torch' runs on this worker; 'megatron' needs a GPU worker")
+
+
 def load_suites(config: CycleConfig, settings: Settings) -> Suites:
     """Generates embedded suites on first use. Raises ConfigError when validation overlaps a reported suite or the pool."""
     home = settings.home / "suites"
@@ -98,13 +109,12 @@ def register_suites(store: Store, suites: Suites) -> None:
 
 
 def open_backends(config: CycleConfig, model: Path) -> Backends:
-    """The embedded default: torch sampler and learner, bubblewrap."""
+    """The embedded default: torch sampler and learner, bubblewrap. Raises ConfigError as `refuse_unsupported`."""
+    refuse_unsupported(config)
     from stages.backends.learner.torch_learner import TorchLearner
     from stages.backends.sampler.embedded import EmbeddedSampler
     from stages.backends.sandbox.bubblewrap import BubblewrapBackend
 
-    if config.learner.backend != "torch":
-        raise ConfigError("learner.backend: only 'torch' runs on this worker; 'megatron' needs a GPU worker")
     threads = config.learner.num_threads
     return Backends(
         sampler=EmbeddedSampler(model, weight_version="Base", num_threads=config.rollout.sampler_threads),
@@ -114,6 +124,7 @@ def open_backends(config: CycleConfig, model: Path) -> Backends:
             dtype=config.learner.dtype,
             num_threads=threads,
             seed=config.seed,
+            use_rollout_routing_replay=config.learner.use_rollout_routing_replay,
         ),
         sandbox=BubblewrapBackend(),
     )

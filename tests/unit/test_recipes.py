@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.inputs import refuse_unsupported
 from orchestrator.plan import estimate, plan
 from orchestrator.recipes import load_recipe, recipe_names
 from stages.config import RPRConfig, TaskDraw
@@ -23,6 +24,7 @@ def test_shipped_recipes_load_and_plan_five_checkpoints() -> None:
         config = load_recipe(name)
         assert [p.name for p in plan(config)] == ["Base", "RSR-1", "RPR-1", "RSR-2", "RPR-2"]
         assert estimate(config).attempts > 0
+        refuse_unsupported(config)
 
 
 def test_the_paper_recipe_has_the_published_values() -> None:
