@@ -26,14 +26,24 @@ POLL_S = 0.5
 def run_demo(*, seed: int | None = None, settings: Settings) -> int:
     """Bring everything up, run the recipe `demo`, print what came out; returns the exit status.
 
-    Leaves the services running for a person. Without a terminal (CI, a pipe) they are stopped again at the end.
-    Ctrl-C while the loop runs leaves it running in the background, and says how to go on.
+    Leaves the services running for a person. Without a terminal (CI, a pipe) they are stopped again at the end,
+    after an error too. Ctrl-C while the loop runs leaves it running in the background, and says how to go on.
     """
     out = Console(highlight=False)
     interactive = sys.stdout.isatty()
-    with out.status("starting Postgres, Prefect, worker and console …") if interactive else contextlib.nullcontext():
-        control.up(settings)
-    settings = control.running_settings(settings)
+    try:
+        with (
+            out.status("starting Postgres, Prefect, worker and console …") if interactive else contextlib.nullcontext()
+        ):
+            control.up(settings)
+        return _loop(seed, control.running_settings(settings), out)
+    finally:
+        if not interactive:
+            control.down(settings)
+
+
+def _loop(seed: int | None, settings: Settings, out: Console) -> int:
+    """Launch, follow, print; returns the exit status. The services stay as they are."""
     url = f"http://{settings.console_host}:{settings.console_port}"
     out.print(f"Console: {url}")
     store = Store.open(database.url(settings), settings.artifacts, pool_size=2)
@@ -47,18 +57,17 @@ def run_demo(*, seed: int | None = None, settings: Settings) -> int:
         try:
             cycle = follow(store, cycle_id, out)
         except KeyboardInterrupt:
+            if not sys.stdout.isatty():
+                raise  # the services are stopped, and the cycle with them
             out.print(
                 f"\nCycle {cycle_id} goes on in the background. `rsi cycle show {cycle_id}` looks at it, "
                 f"`rsi cycle pause {cycle_id}` pauses it, `rsi down` stops everything."
             )
             return 130
         out.print(results(store, cycle_id))
-        code = _farewell(out, cycle, url)
+        return _farewell(out, cycle, url)
     finally:
         store.close()
-    if not interactive:
-        control.down(settings)
-    return code
 
 
 def follow(store: Store, cycle_id: int, out: Console) -> m.Cycle:

@@ -14,9 +14,10 @@ from typing import Any
 from orchestrator import models as m
 from orchestrator import transitions, workers
 from orchestrator.embedded import database
-from orchestrator.inputs import model_folder
+from orchestrator.inputs import load_suites, model_folder, refuse_unsupported
 from orchestrator.plan import estimate, stage_rows
 from orchestrator.recipes import load_recipe
+from orchestrator.reconcile import reconcile_store
 from orchestrator.settings import Settings, get_settings
 from orchestrator.store import Store
 from stages.config import CycleConfig
@@ -44,6 +45,9 @@ def launch_cycle(
     config = load_recipe(recipe, name=name, overrides=overrides)
     own = store or Store.open(database.url(settings), settings.artifacts)
     try:
+        refuse_unsupported(config)
+        model_folder(config)
+        load_suites(config, settings)  # a broken or overlapping suite is refused before anything is stored
         cycle = create_cycle(own, config, actor=actor)
         assert cycle.id is not None
         _submit(own, cycle.id, previous=None, settings=settings)
@@ -89,11 +93,19 @@ def pause_cycle(store: Store, cycle_id: int, *, actor: str) -> m.CycleState:
 
 
 def resume_cycle(store: Store, cycle_id: int, *, actor: str, settings: Settings | None = None) -> m.CycleState:
-    """Continue from the last finished record. Raises ConfigError when it cannot be resumed, ServiceError without Prefect."""
+    """Continue from the last finished record; returns the state that the cycle is in then.
+
+    A cycle whose process was killed is found out first. `running` means that a process holds it: nothing was started.
+    Raises ConfigError when it cannot be resumed, ServiceError without Prefect.
+    """
+    settings = settings or get_settings()
     before = store.cycles.get(cycle_id)
+    if before.state in transitions.HELD_BY_PROCESS:
+        reconcile_store(store, settings)
+        before = store.cycles.get(cycle_id)
     state = transitions.resume(store, cycle_id, actor)
     if state is m.CycleState.RESUMING:
-        _submit(store, cycle_id, previous=before.flow_run_id, settings=settings or get_settings())
+        _submit(store, cycle_id, previous=before.flow_run_id, settings=settings)
     return state
 
 

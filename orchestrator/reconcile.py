@@ -35,7 +35,6 @@ ACTIVE = (
     m.CycleState.RESUMING,
     m.CycleState.CANCELLING,
 )
-WANTED = (m.CycleState.PAUSING, m.CycleState.CANCELLING)  # a lost process fulfils what people asked for
 MOVES = (m.EventKind.CYCLE_CREATED, m.EventKind.CYCLE_STATE)
 FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 
@@ -69,7 +68,7 @@ def judge(seen: Seen) -> Repair | None:
 
 
 def _repair(seen: Seen, why: str) -> Repair:
-    after = transitions.LOST[seen.state] if seen.state in WANTED else m.CycleState.FAILED
+    after = transitions.LOST.get(seen.state, m.CycleState.FAILED)
     if after is m.CycleState.CANCELLED:
         message = f"Cancelled; {why}."
     elif after is m.CycleState.PAUSED:
@@ -119,10 +118,14 @@ def reconcile(settings: Settings, database_url: str, *, now: float | None = None
     Raises:
         ServiceError, StoreError: Prefect or the database does not answer; nothing was changed.
     """
-
     with _opened(settings, database_url) as store:
-        looked = look(store, settings, time.time() if now is None else now)
-        repairs = [r for r in map(judge, looked) if r and _apply(store, r)]
+        return reconcile_store(store, settings, now=now)
+
+
+def reconcile_store(store: "Store", settings: Settings, *, now: float | None = None) -> Sequence[Repair]:
+    """As `reconcile`, through a store that is open already."""
+    looked = look(store, settings, time.time() if now is None else now)
+    repairs = [r for r in map(judge, looked) if r and _apply(store, r)]
     _tell_prefect(repairs, settings)
     for seen in looked:
         if seen.state is m.CycleState.CANCELLING and seen.changed_age_s > CANCEL_S and seen.flow:

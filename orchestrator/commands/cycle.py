@@ -157,8 +157,19 @@ def resume(
     from orchestrator.launch import resume_cycle
 
     with terminal.opened_store() as store:
-        resume_cycle(store, cycle_id, actor="cli", settings=terminal.settings())
-    terminal.console().print(f"Cycle {cycle_id} continues.")
+        before = store.cycles.get(cycle_id).state
+        state = resume_cycle(store, cycle_id, actor="cli", settings=terminal.settings())
+        alive = store.cycles.get(cycle_id).heartbeat_at
+    if state == "running" and before == "running":
+        sign = f"last sign of life {terminal.age(alive)} ago" if alive else "no sign of life yet"
+        said = (
+            f"a process holds it ({sign}), so nothing was started. Was it killed just now? Then try again in a minute."
+        )
+    elif state == "running":
+        said = "the request to pause is withdrawn; its process works on."
+    else:
+        said = "it continues from its last finished record."
+    terminal.console().print(f"Cycle {cycle_id} is {state}: {said}")
     if follow:
         print_log(cycle_id, follow=True)
 
