@@ -119,7 +119,7 @@ class Machine:
         if isinstance(self.backend, DockerBackend):
             client, mine = self.backend.client, {"label": [f"{k}={v}" for k, v in self.backend.labels().items()]}
             shared = {v.result() for v in self.backend._volumes.values()}
-            out = [c.name for c in client.containers.list(all=True, filters=mine)]
+            out = [c.name for c in client.containers.list(all=True, filters=mine, ignore_removed=True)]
             return out + [v.name for v in client.volumes.list(filters=mine) if v.name not in shared]
         assert isinstance(self.backend, BubblewrapBackend)
         guard = self.backend.host_pid

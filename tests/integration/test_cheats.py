@@ -137,9 +137,7 @@ CHEATS = [
 
 # on Docker without CI_FULL=1: the three that fool Harbor, and the ones that attack what differs between the backends
 ON_DOCKER = frozenset(c.name for c in CHEATS[:3]) | {
-    "program kills every process",
     "program's daemon rewrites the reward",
-    "program's daemon swaps the folder",
     "stolen nonce",
     "descriptors and memory of the verifier",
 }
@@ -175,6 +173,8 @@ def victim(tmp_path: Path, kind: str, timeout_s: float = 20.0) -> Task:
 @pytest.mark.parametrize("kind", ["pytest", "imports", "bash", "reward", "both"])
 def test_the_honest_solution_passes(machine: Machine, tmp_path: Path, kind: str) -> None:
     """Without this, every cheat below would fail for free."""
+    if machine.kind == "docker" and not os.environ.get("CI_FULL") and kind not in ("both", "reward"):
+        pytest.skip("on Docker only with CI_FULL=1")
     with machine.box(victim(tmp_path, kind)) as box:
         assert machine.wait(box.sandbox.run_solution()).exit_code == 0  # type: ignore[attr-defined]
         report = box.verify()

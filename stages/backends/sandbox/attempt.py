@@ -121,6 +121,9 @@ class Attempt:
         self._closed = False
 
     async def open(self) -> None:
+        """Workspace and shell. Raises RuntimeError when it was closed before (a cancelled `open`), OSError from bwrap."""
+        if self._closed:
+            raise RuntimeError("the sandbox was closed before it was open")
         spec = self._spec
         self._group = self._cgroups.group(
             self._name, memory_mb=spec["memory_mb"], pids=spec["pids"] + 8, cpus=spec["cpus"]

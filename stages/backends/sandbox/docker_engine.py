@@ -209,7 +209,7 @@ def owner_label() -> str:
 
 def sweep(client: docker.DockerClient) -> None:
     """Remove the containers and volumes of owners on this machine that are gone (killed with -9)."""
-    for container in client.containers.list(all=True, filters={"label": LABEL}):
+    for container in client.containers.list(all=True, filters={"label": LABEL}, ignore_removed=True):
         if _orphaned(container.labels.get(LABEL, "")):
             with contextlib.suppress(NotFound, APIError):
                 container.remove(force=True, v=True)

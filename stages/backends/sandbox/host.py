@@ -112,8 +112,9 @@ class Host:
             try:
                 async with self._busy:
                     await attempt.open()
-            except BaseException:
-                await self._close(head["sid"])
+            except BaseException:  # it may have been closed while it waited, and have made something since
+                self._attempts.pop(head["sid"], None)
+                await attempt.close()
                 raise
             return {}, b""
         if op == "close":
