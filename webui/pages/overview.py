@@ -68,6 +68,8 @@ def describe(event: m.Event) -> str:
             return f"checkpoint {p.get('name', '')} saved"
         case m.EventKind.SELECTED:
             return f"{p.get('chosen', '')} kept"
+        case m.EventKind.ALARM:
+            return f"alarm in {p.get('stage', '')}, {p.get('phase', '')} step {p.get('step', '')}: {p.get('text', '')}"
         case m.EventKind.EVALUATION_DONE:
             return f"{p.get('checkpoint', '')} on {p.get('suite', '')}: {p.get('passed', '')}/{p.get('verdicts', '')}"
         case _:
