@@ -174,10 +174,8 @@ def fit_scales(
             pool, borrowed = (
                 (peers, f"stratum {stratum}") if peers.sum() >= min_attempts and stratum else (o.has_report, "all")
             )
-        if not pool.any() and family not in codes:
-            continue  # nothing but `f/binary` was seen: this family cannot occur either
         if not pool.any():
-            raise RewardError(f"family {family}: no profiling attempt has a per-check report to fit a scale from")
+            continue  # no verifier of this set reports checks: only `f/binary` occurs, with D = 1
         level = family_quantile(p[pool], quantile)
         value = max(level, d_min)
         if value <= 0.0:

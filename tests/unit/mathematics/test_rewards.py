@@ -203,8 +203,12 @@ def test_profiles_that_cannot_be_used() -> None:
         fit_scales([trajectory("m", verdict=Verdict.INFRA_ERROR)])
     with pytest.raises(RewardError, match="quantile"):
         fit_scales(_profile(net=[1]), quantile=1.5)
-    with pytest.raises(RewardError, match="family net: no profiling attempt has a per-check report"):
-        fit_scales([trajectory("b", "", verdict=Verdict.PASSED)], families={"net": Stratum.EASY})
+
+
+def test_a_pool_without_check_reports_has_binary_families_only() -> None:
+    """Spec §4.2: such a task belongs to `f/binary` with D = 1; `f` itself needs no scale."""
+    scales = fit_scales([trajectory("b", "", verdict=Verdict.PASSED)], families={"net": Stratum.EASY})
+    assert [(s.family.endswith("/binary"), s.value) for s in scales] == [(True, 1.0)]
 
 
 def test_bad_columns_are_named() -> None:
