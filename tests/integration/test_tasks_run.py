@@ -262,11 +262,17 @@ def test_a_model_behind_a_url(
         assert path.is_dir() or KEY.encode() not in path.read_bytes(), path
 
 
-def test_the_turn_cap_and_several_attempts(run: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_turn_cap_and_several_attempts(
+    run: Callable[..., dict[str, Any]], task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    capped = tmp_path / "capped"
+    shutil.copytree(task, capped)
+    with (capped / "task.toml").open("a") as file:
+        file.write("\n[metadata.terminal_rsi]\nmax_turns = 5\n")
     with endpoint(["true"] * 30) as server:
-        document = run("--agent", server.url, "--model", "m", "--attempts", "3")
-    assert [(a["end_reason"], a["turns"]) for a in document["attempts"]] == [("turn_cap", 20)] * 3
+        document = run("--agent", server.url, "--model", "m", "--attempts", "3", folder=capped)
+    assert [(a["end_reason"], a["turns"]) for a in document["attempts"]] == [("turn_cap", 5)] * 3
     assert document["exit_code"] == 1
     assert server.keys == {None}
 
