@@ -55,6 +55,13 @@ def attempts(
     return done
 
 
+def serve(ctx: StageContext, actor: Path, version: str) -> None:
+    """Load weights into the sampler, unless it already has them."""
+    sampler = ctx.backends.sampler
+    if sampler.weight_version != version:
+        ctx.backends.run(sampler.update_weights_from_disk(actor, version))
+
+
 def repeat(tasks: Sequence[Task], k: int) -> list[AttemptSpec]:
     """k attempts at each task, side by side: equal prompts of one wave are computed once."""
     return [AttemptSpec(task=t, attempt=a, key=(t.id, a)) for t in tasks for a in range(k)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stages.config import EvaluateConfig
-from stages.context import StageContext, attempts, repeat
+from stages.context import StageContext, attempts, repeat, serve
 from stages.domain import CheckRole, Phase, Task, Trajectory
 from stages.records import (
     AttemptFinished,
@@ -39,7 +39,7 @@ def evaluate(
     """
     tasks = suite.tasks[: config.n_tasks] if config.n_tasks else suite.tasks
     yield PhaseStarted(phase=phase, total=len(tasks) * config.attempts_per_task)
-    _serve(ctx, actor_dir, checkpoint)
+    serve(ctx, actor_dir, checkpoint)
     # Candidates of one selection share their attempts' seeds, so that they differ in their weights alone.
     own = replace(ctx, seed=(ctx.seed[0], "evaluate", suite.digest, "" if phase is Phase.VALIDATE else checkpoint))
     done: list[Trajectory] = yield from _maybe_kept(own, phase, tasks, config, keep_attempts)
@@ -62,12 +62,6 @@ def _maybe_kept(
             return stop.value
         if keep or not isinstance(record, AttemptFinished):
             yield record
-
-
-def _serve(ctx: StageContext, actor_dir: Path, version: str) -> None:
-    sampler = ctx.backends.sampler
-    if sampler.weight_version != version:
-        ctx.backends.run(sampler.update_weights_from_disk(actor_dir, version))
 
 
 def _score(

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from stages.backends.learner.checkpoint import MANIFEST, digest_weights
 from stages.config import EvaluateConfig, RPRConfig, RSRConfig
-from stages.context import StageContext
+from stages.context import StageContext, serve
 from stages.distil import distil
 from stages.domain import Decision, FamilyScale, Phase, Runbook, Task, Trajectory
 from stages.errors import CheckpointError, SamplerError, StopRequested
@@ -79,12 +79,6 @@ class Weights:
 
     actor: Path
     critic: Path | None
-
-
-def serve(ctx: StageContext, actor: Path, version: str) -> None:
-    """Load weights into the sampler, unless it already has them."""
-    if ctx.backends.sampler.weight_version != version:
-        ctx.backends.run(ctx.backends.sampler.update_weights_from_disk(actor, version))
 
 
 def run_rsr(

@@ -15,7 +15,7 @@ from stages.backends.learner.checkpoint import digest_weights
 from stages.backends.protocols import OptimConfig
 from stages.batch import collect, score
 from stages.config import RPRConfig
-from stages.context import StageContext
+from stages.context import StageContext, serve
 from stages.domain import Phase, Task
 from stages.errors import UpdateError
 from stages.ppo import alarms
@@ -117,8 +117,7 @@ def _critic_optim(config: RPRConfig) -> OptimConfig:
 
 
 def _serve(ctx: StageContext, actor: Path, index: int) -> None:
-    version = f"{'/'.join(map(str, ctx.seed[1:]))}/update-{index}"
-    ctx.backends.run(ctx.backends.sampler.update_weights_from_disk(actor, version))
+    serve(ctx, actor, f"{'/'.join(map(str, ctx.seed[1:]))}/update-{index}")
 
 
 def _prune(folders: Sequence[Path], plan: Sequence[tuple[Phase, int]], keep: set[int]) -> None:
