@@ -16,9 +16,8 @@ from starlette.types import Scope
 from orchestrator.settings import get_settings
 from orchestrator.store import Store
 from stages.errors import ServiceError, StoreError
-from webui import sse
+from webui import pages, sse
 from webui.contexts import ErrorContext
-from webui.pages import charts, checkpoints, cycle, cycles, lineage, overview, trajectories, trajectory
 from webui.pages.parts import no_nul
 from webui.rendering import STATIC, page
 from webui.security import SecurityHeaders
@@ -69,8 +68,8 @@ def create_app(store: Store | None = None) -> FastAPI:
     app.add_middleware(GZipMiddleware, minimum_size=1024)
     app.add_middleware(SecurityHeaders)
     app.mount("/static", HashedFiles(directory=STATIC), name="static")
-    for module in (overview, cycles, cycle, charts, checkpoints, lineage, trajectories, trajectory):
-        app.include_router(module.router)
+    for router in pages.routers():
+        app.include_router(router)
     app.include_router(sse.router)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _bad_query)

@@ -17,6 +17,7 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from webui import formats, urls
+from webui.access import viewer_of
 from webui.contexts import PageContext
 
 HERE = Path(__file__).parent
@@ -86,9 +87,9 @@ def static_url(name: str) -> str:
     return f"/static/{name}?v={digest}"
 
 
-def variables(context: PageContext) -> dict[str, Any]:
-    """The fields of a context, not its nested values."""
-    return {f.name: getattr(context, f.name) for f in fields(context)}
+def variables(request: Request, context: PageContext) -> dict[str, Any]:
+    """The fields of a context, not its nested values, and who looks (`viewer`, for `{{ ui.csrf(viewer) }}` and rights)."""
+    return {f.name: getattr(context, f.name) for f in fields(context)} | {"viewer": viewer_of(request)}
 
 
 def page(request: Request, context: PageContext, *, status: int = 200) -> HTMLResponse:
@@ -96,9 +97,9 @@ def page(request: Request, context: PageContext, *, status: int = 200) -> HTMLRe
     template = environment().get_template(context.template)
     block = _wanted_block(request)
     if block and block in template.blocks:
-        html = "".join(template.blocks[block](template.new_context(variables(context))))
+        html = "".join(template.blocks[block](template.new_context(variables(request, context))))
     else:
-        html = template.render(variables(context))
+        html = template.render(variables(request, context))
     return HTMLResponse(
         html, status_code=status, headers={"Vary": "HX-Request, HX-Target", "Cache-Control": "no-cache"}
     )

@@ -12,7 +12,7 @@ from webui.pages.parts import RowId, missing, queries_of, store_of
 router = APIRouter()
 
 
-@router.get("/cycles/{cycle_id}/charts/{name}.json", include_in_schema=False)
+@router.get("/cycles/{cycle_id:int}/charts/{name}.json", include_in_schema=False)
 def chart(request: Request, cycle_id: RowId, name: str) -> JSONResponse:
     store = store_of(request)
     if queries_of(request).cycle(cycle_id) is None:

@@ -55,7 +55,7 @@ def checkpoints(
     return page(request, context)
 
 
-@router.get("/checkpoints/{checkpoint_id}", response_class=HTMLResponse)
+@router.get("/checkpoints/{checkpoint_id:int}", response_class=HTMLResponse)
 def checkpoint(request: Request, checkpoint_id: RowId) -> HTMLResponse:
     store, queries = store_of(request), queries_of(request)
     row = queries.checkpoint(checkpoint_id)

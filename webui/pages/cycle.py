@@ -35,7 +35,7 @@ router = APIRouter()
 LOG_LINES = 200
 
 
-@router.get("/cycles/{cycle_id}", response_class=HTMLResponse)
+@router.get("/cycles/{cycle_id:int}", response_class=HTMLResponse)
 def cycle(request: Request, cycle_id: RowId, level: Annotated[int, Query(ge=0, le=50)] = 0) -> HTMLResponse:
     """`level`: lowest level of log lines shown, as in `logging`."""
     store, queries = store_of(request), queries_of(request)
@@ -79,7 +79,7 @@ def cycle(request: Request, cycle_id: RowId, level: Annotated[int, Query(ge=0, l
     return page(request, context)
 
 
-@router.get("/cycles/{cycle_id}/log.txt", include_in_schema=False)
+@router.get("/cycles/{cycle_id:int}/log.txt", include_in_schema=False)
 def log(request: Request, cycle_id: RowId) -> StreamingResponse:
     """The whole log as text."""
     store = store_of(request)

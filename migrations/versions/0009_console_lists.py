@@ -1,0 +1,18 @@
+"""Indexes that the console's lists need.
+
+Revision ID: 0009
+Revises: 0008
+"""
+
+revision = "0009"
+down_revision = "0008"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    pass
+
+
+def downgrade() -> None:
+    pass

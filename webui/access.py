@@ -1,0 +1,91 @@
+"""Who may do what: the one table of permissions, and the dependency that every guarded address names.
+
+A page that the viewer may not see is 404, an action 403 (see `needs`). Who the viewer is, is decided once per request
+in `webui.sign_in`, which leaves it in `request.state.viewer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fastapi import HTTPException, Request
+
+from orchestrator.models import Role
+
+
+class Action(StrEnum):
+    """What a viewer may want. `see.` actions are pages; the others change something."""
+
+    SEE = "see"  # cycles, checkpoints, lineage, trajectories, comparisons, audits
+    SEE_REVIEWS = "see.reviews"  # the queue and runbooks with their findings
+    SEE_HIDDEN = "see.hidden"  # hidden tests and reference solutions; every look is logged
+    SEE_PEOPLE = "see.people"
+    SEE_AUDIT_LOG = "see.audit-log"
+    LAUNCH = "cycle.launch"
+    CONTROL = "cycle.control"  # pause, resume, cancel
+    DECIDE = "runbook.decide"  # approve, reject, undo, claim
+    REVISE = "runbook.revise"  # an edit, which makes a new revision
+    ASSIGN = "runbook.assign"
+    AUDIT = "audit.run"
+    MEASURE = "evaluation.run"
+    IMPORT = "trials.import"
+    MANAGE_PEOPLE = "people.manage"
+    OWN_TOKENS = "token.own"  # one's own API tokens, preferences and inbox
+
+
+LEAD, REVIEWER, ANALYST, ADMIN = Role.LEAD, Role.REVIEWER, Role.ANALYST, Role.ADMIN
+EVERYBODY = frozenset(Role)
+ALLOWED: dict[Action, frozenset[Role]] = {
+    Action.SEE: EVERYBODY,
+    Action.SEE_REVIEWS: frozenset({LEAD, REVIEWER, ADMIN}),
+    Action.SEE_HIDDEN: frozenset({REVIEWER}),
+    Action.SEE_PEOPLE: frozenset({ADMIN}),
+    Action.SEE_AUDIT_LOG: frozenset({LEAD, ADMIN}),
+    Action.LAUNCH: frozenset({LEAD}),
+    Action.CONTROL: frozenset({LEAD}),
+    Action.DECIDE: frozenset({REVIEWER}),
+    Action.REVISE: frozenset({REVIEWER}),
+    Action.ASSIGN: frozenset({LEAD, REVIEWER}),
+    Action.AUDIT: frozenset({LEAD, ANALYST}),
+    Action.MEASURE: frozenset({LEAD, ANALYST}),
+    Action.IMPORT: frozenset({LEAD, ANALYST}),
+    Action.MANAGE_PEOPLE: frozenset({ADMIN}),
+    Action.OWN_TOKENS: EVERYBODY,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Viewer:
+    """Who asks. Nobody (`login` empty) has no roles."""
+
+    login: str = ""
+    name: str = ""
+    user_id: int | None = None
+    roles: frozenset[Role] = frozenset()
+    csrf: str = ""  # what a form of this sign-in must send back
+
+    def may(self, action: Action | str) -> bool:
+        return not self.roles.isdisjoint(ALLOWED[Action(action)])
+
+
+NOBODY = Viewer()
+
+
+def viewer_of(request: Request) -> Viewer:
+    return getattr(request.state, "viewer", NOBODY)
+
+
+def needs(action: Action) -> Callable[[Request], Viewer]:
+    """A dependency: the viewer, when they may. Raises 404 for a page and 403 for an action that they may not."""
+
+    def check(request: Request) -> Viewer:
+        viewer = viewer_of(request)
+        if viewer.may(action):
+            return viewer
+        if action.value.split(".")[0] == "see":
+            raise HTTPException(404)
+        raise HTTPException(403, f"Your roles do not allow this ({action}). Ask an administrator.")
+
+    return check
