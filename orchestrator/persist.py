@@ -15,6 +15,8 @@ from types import TracebackType
 from typing import Any
 
 from orchestrator import models as m
+from orchestrator import trained
+from orchestrator.artifacts import ArtifactKind
 from orchestrator.store import Store
 from stages.domain import Decision, EndReason, Phase, Verdict
 from stages.loop import SEED_CRITIC
@@ -178,6 +180,10 @@ def _write(store: Store, stage: m.Stage, record: Record, human_review: bool) -> 
             return m.EventKind.REPLAY_JUDGED, asdict(record)
         case StepDone():
             store.metrics.add(stage_id, record.phase, record.step, record.metrics)
+            if record.trained_on:
+                arrays = store.artifacts.put(trained.pack(record.trained_on), ArtifactKind.TOKENS)
+                store.files.register([arrays])
+                store.trajectories.set_trained({a.trajectory_id: a.reward for a in record.trained_on}, arrays.sha256)
             return m.EventKind.STEP_DONE, {"phase": record.phase, "step": record.step}
         case ScalesProfiled():
             store.profiles.save(stage_id, record.phase, record.scales)

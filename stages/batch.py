@@ -23,7 +23,7 @@ from stages.domain import EndReason, Phase, Segment, Task, Trajectory
 from stages.errors import BatchError
 from stages.handover import ScoredAttempt, handover_metrics
 from stages.oversampling import kept_indices
-from stages.records import Record
+from stages.records import Record, TrainedOn
 from stages.rewards import RewardModel
 from stages.rollout import AttemptSpec
 from stages.tasks.draw import draw_tasks
@@ -39,6 +39,7 @@ class Batch:
 
     trajectories: tuple[Trajectory, ...]
     sequences: tuple[TrainSequence, ...]  # one per trained segment
+    trained_on: tuple[TrainedOn, ...]  # one per trajectory
     metrics: dict[str, float | None]
 
 
@@ -89,9 +90,11 @@ def score(learner: Learner, config: RPRConfig, trajectories: Sequence[Trajectory
     ev = EVBreakdown()
     excluded = 0
     at = 0
+    spans: list[tuple[int, int]] = []  # of `sequences`, per trajectory
     for trajectory, own, r in zip(trajectories, nodes, rewards, strict=True):
         result = _advantages(config, own, r, trajectory)
         mine, at = list(zip(plain[at : at + len(own)], values[at : at + len(own)], strict=True)), at + len(own)
+        spans.append((len(sequences), len(sequences) + (0 if result.excluded else len(own))))
         if result.excluded:
             excluded += 1
             continue
@@ -114,6 +117,15 @@ def score(learner: Learner, config: RPRConfig, trajectories: Sequence[Trajectory
     return Batch(
         trajectories=tuple(trajectories),
         sequences=tuple(sequences),
+        trained_on=tuple(
+            TrainedOn(
+                trajectory_id=t.id,
+                reward=r,
+                values=tuple(s.old_values for s in sequences[a:b] if s.old_values is not None),
+                advantages=tuple(s.advantages for s in sequences[a:b] if s.advantages is not None),
+            )
+            for t, r, (a, b) in zip(trajectories, rewards, spans, strict=True)
+        ),
         metrics={
             **ev.metrics(),
             **_rollout_metrics(trajectories, rewards),

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from stages.domain import FamilyScale, Phase, Review, Runbook, Trajectory, Verdict
 
 
@@ -53,6 +55,16 @@ class ReplayJudged:
     arm: str = "own"  # "own" runbook, "none", or "other" task's: the last two only measure
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainedOn:
+    """What a step trained on in one attempt: its reward and, per segment, what was frozen before the update (spec §5)."""
+
+    trajectory_id: str
+    reward: float
+    values: tuple[np.ndarray, ...] = ()  # float32 [T] each: v of the prefix before each token
+    advantages: tuple[np.ndarray, ...] = ()  # float32 [T] each, 0 outside the loss mask; () where nothing is trained
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone:
     """One optimiser step and its metrics (spec §5). A missing value is None, never 0."""
@@ -60,6 +72,7 @@ class StepDone:
     phase: Phase
     step: int  # calibration steps count 1…4, joint steps from 1
     metrics: Mapping[str, float | None]
+    trained_on: tuple[TrainedOn, ...] = ()  # empty: not kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from stages.backends.learner.checkpoint import digest_weights
 from stages.backends.protocols import OptimConfig
-from stages.batch import collect, score
+from stages.batch import Batch, collect, score
 from stages.config import RPRConfig
 from stages.context import StageContext, serve
 from stages.domain import Phase, Task
@@ -60,8 +60,8 @@ def refine(
             yield PhaseStarted(phase=phase, total=last)
         if phase is Phase.JOINT and step == 1:  # moments are reset per stage; the critic's go on from calibration
             learner.start_phase(actor=_actor_optim(config), critic=_critic_optim(config), keep_moments=True)
-        metrics = yield from _step(ctx, config, pool, reward, phase, step)
-        yield StepDone(phase=phase, step=step, metrics=metrics)
+        metrics, batch = yield from _step(ctx, config, pool, reward, phase, step)
+        yield StepDone(phase=phase, step=step, metrics=metrics, trained_on=batch.trained_on)
         learner.save(folders[index])
         if phase is Phase.JOINT:
             _serve(ctx, folders[index] / "actor", index + 1)
@@ -78,7 +78,7 @@ def refine(
 
 def _step(
     ctx: StageContext, config: RPRConfig, pool: Sequence[Task], reward: RewardModel, phase: Phase, step: int
-) -> Generator[Record, None, dict[str, float | None]]:
+) -> Generator[Record, None, tuple[dict[str, float | None], Batch]]:
     learner = ctx.backends.learner
     started = time.monotonic()
     trajectories, masked = yield from collect(ctx, config, pool, phase, step)
@@ -95,7 +95,7 @@ def _step(
     metrics["alarms"] = float(len(broken))
     if fatal := [a for a in broken if a.stop]:  # not saved: a resumed stage starts from the step before
         raise UpdateError(f"{phase.value} step {step}: {'; '.join(map(str, fatal))}")
-    return metrics
+    return metrics, batch
 
 
 def _saved(folder: Path, step: int) -> CheckpointSaved:

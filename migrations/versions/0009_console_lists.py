@@ -1,8 +1,11 @@
-"""Indexes that the console's lists need.
+"""Columns and indexes that the console's lists need.
 
 Revision ID: 0009
 Revises: 0008
 """
+
+import sqlalchemy as sa
+from alembic import op
 
 revision = "0009"
 down_revision = "0008"
@@ -11,8 +14,16 @@ depends_on = None
 
 
 def upgrade() -> None:
-    pass
+    op.add_column("trajectory", sa.Column("trained_on", sa.String(), nullable=True))
+    op.create_index(
+        "ix_trajectory_suspicious",
+        "trajectory",
+        ["seq"],
+        unique=False,
+        postgresql_where=sa.text("strict AND flags <> '[]'::jsonb"),
+    )
 
 
 def downgrade() -> None:
-    pass
+    op.drop_index("ix_trajectory_suspicious", table_name="trajectory")
+    op.drop_column("trajectory", "trained_on")

@@ -77,6 +77,7 @@ class Trajectory(SQLModel, table=True):
             postgresql_where=sa.text("NOT strict"),
         ),
         sa.Index("ix_trajectory_flagged", "seq", postgresql_where=sa.text("flags <> '[]'::jsonb")),
+        sa.Index("ix_trajectory_suspicious", "seq", postgresql_where=sa.text("strict AND flags <> '[]'::jsonb")),
     )
 
     id: str = Field(primary_key=True)
@@ -116,6 +117,7 @@ class Trajectory(SQLModel, table=True):
     sandbox_s: float = 0.0
     verifier_log: str = ""
     artifact: str | None = None  # key of the chunk that holds its arrays and answers
+    trained_on: str | None = None  # key of the file with its values and advantages, once a step has trained on it
     created_at: datetime = Field(default_factory=now, sa_type=Timestamp, sa_column_kwargs=created())
 
 

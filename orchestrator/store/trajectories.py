@@ -106,14 +106,14 @@ class Trajectories(Repository):
             copy_rows(session, m.CheckResult, (row for t in trajectories for row in check_rows(t)))
             copy_rows(session, m.Segment, (row for t in trajectories for row in segment_rows(t)))
 
-    def set_rewards(self, rewards: Mapping[str, float]) -> None:
-        """Trajectory id -> reward that training used."""
+    def set_trained(self, rewards: Mapping[str, float], artifact: str | None = None) -> None:
+        """Trajectory id -> reward that training used; `artifact` holds values and advantages (`orchestrator.trained`)."""
         query = text(
-            "UPDATE trajectory SET reward = r.reward FROM unnest(CAST(:ids AS text[]), CAST(:rewards AS float8[])) "
-            "AS r(id, reward) WHERE trajectory.id = r.id"
+            "UPDATE trajectory SET reward = r.reward, trained_on = :artifact "
+            "FROM unnest(CAST(:ids AS text[]), CAST(:rewards AS float8[])) AS r(id, reward) WHERE trajectory.id = r.id"
         )
         with self._session() as session:
-            session.execute(query, {"ids": list(rewards), "rewards": list(rewards.values())})
+            session.execute(query, {"ids": list(rewards), "rewards": list(rewards.values()), "artifact": artifact})
 
     # ----------------------------------------------------------------- reading
 

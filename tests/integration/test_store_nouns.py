@@ -70,7 +70,7 @@ def test_rewards(store: Store) -> None:
     attempts = [AttemptFinished(phase=Phase.JOINT, trajectory=factories.trajectory(n), step=1) for n in range(3)]
     persist_many(store, stage, attempts)
     ids = [a.trajectory.id for a in attempts]
-    store.trajectories.set_rewards({ids[0]: 1.25, ids[2]: 0.0})
+    store.trajectories.set_trained({ids[0]: 1.25, ids[2]: 0.0})
     assert [store.trajectories.get(i).reward for i in ids] == [1.25, None, 0.0]
 
 

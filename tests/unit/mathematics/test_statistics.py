@@ -86,7 +86,8 @@ def test_bootstrap_is_seeded_and_pools_unequal_denominators() -> None:
     x, m = np.array([3, 0, 1, 2, 0]), np.array([3, 1, 3, 2, 0])
     one, two = (s.bootstrap_rate(x, m, seed=3, resamples=999) for _ in range(2))
     assert one == two
-    assert one != s.bootstrap_rate(x, m, seed=4, resamples=999)
+    many = (np.arange(40) % 4, np.full(40, 3))
+    assert s.bootstrap_rate(*many, seed=3, resamples=999) != s.bootstrap_rate(*many, seed=4, resamples=999)
     assert one == s.bootstrap_rate(x[:4], m[:4], seed=3, resamples=999)  # a task without a verdict adds nothing
     assert one is not None
     assert 0.0 <= one.low < 6 / 9 < one.high <= 1.0
@@ -186,3 +187,21 @@ def test_optimism_of_a_clear_winner_is_small() -> None:
     assert s.selection_optimism(rates[:, :3]) is None
     with pytest.raises(ValueError, match="candidates, tasks"):
         s.selection_optimism(np.array([[0.1, np.nan]]))
+
+
+def test_bootstrap_by_counts_has_the_distribution_of_resampled_tasks() -> None:
+    """Drawing how often each distinct task occurs equals drawing tasks: the ends agree with scipy's to its noise."""
+    from scipy.stats import bootstrap
+
+    x, m = np.arange(60) % 4, np.where(np.arange(60) % 5, 3, 4)
+    got = s.bootstrap_rate(x, m, seed=1)
+    want = bootstrap(
+        (x, m),
+        lambda a, b, axis=-1: a.sum(axis=axis) / b.sum(axis=axis),
+        paired=True,
+        method="percentile",
+        rng=np.random.default_rng(2),
+    ).confidence_interval
+    assert got is not None
+    assert abs(got.low - want.low) < 0.006
+    assert abs(got.high - want.high) < 0.006
