@@ -19,7 +19,11 @@ class Settings(BaseSettings):
     artifact_url: str = ""  # any fsspec URL; empty: `home/artifacts`
     console_host: str = "127.0.0.1"
     console_port: int = Field(default=8400, ge=1, le=65535)
+    console_url: str = ""  # where people reach the console when that is another address, e.g. https://rsi.example.org
+    anonymous_roles: str = ""  # roles, with commas, whose pages people may read who are not signed in: "analyst"
     prefect_port: int = Field(default=4310, ge=1, le=65535)
+    webhook_url: str = ""  # notices are sent there (`orchestrator.webhooks`); empty: nowhere
+    webhook_secret_file: Path = Path("secrets/webhook")  # signs them; relative to `home`
     secret_file: Path = Path("secret")  # signs console cookies; relative to `home`
 
     @field_validator("home")
@@ -35,6 +39,10 @@ class Settings(BaseSettings):
     @property
     def secret_path(self) -> Path:
         return self.home / self.secret_file
+
+    @property
+    def webhook_secret_path(self) -> Path:
+        return self.home / self.webhook_secret_file
 
     @property
     def embedded_database(self) -> bool:

@@ -83,7 +83,7 @@ def reconcile(
         float | None, typer.Option(min=1, metavar="SECONDS", help="Go on for ever.", show_default="once")
     ] = None,
 ) -> None:
-    """Find cycles whose process is gone and make them resumable. `rsi up` does it every minute.
+    """Find cycles whose process is gone and make them resumable, and send due webhooks. `rsi up` does both by itself.
 
     Examples:
 
@@ -93,12 +93,14 @@ def reconcile(
     """
     from orchestrator.embedded import database
     from orchestrator.reconcile import reconcile as look_once
+    from orchestrator.webhooks import deliver_once
     from stages.errors import RsiError
 
     settings = terminal.settings()
     out = terminal.console()
     while True:
         try:
+            deliver_once(settings, database.url(settings))
             repairs = look_once(settings, database.url(settings))
         except RsiError as error:
             if every is None:

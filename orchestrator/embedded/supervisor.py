@@ -24,6 +24,7 @@ from stages.errors import RsiError, ServiceError, StopRequested
 POLL_S = 0.2
 PROBE_EVERY_S = 10.0
 RECONCILE_EVERY_S = 60.0
+DELIVER_EVERY_S = 5.0
 DRAIN_S = 15.0  # for a flow process whose worker is gone to end by SIGTERM
 
 log = logging.getLogger("rsi.supervisor")
@@ -36,7 +37,7 @@ class Options:
 
 
 class Supervisor:
-    """One run from start to stop. All work is done in the main thread, the reconciler's excepted."""
+    """One run from start to stop. All work is done in the main thread, the reconciler's and the webhook's excepted."""
 
     def __init__(self, settings: Settings, options: Options) -> None:
         self.settings = settings
@@ -152,6 +153,8 @@ class Supervisor:
 
     def _keep_up(self) -> None:
         threading.Thread(target=self._reconcile_forever, name="reconcile", daemon=True).start()
+        if self.settings.webhook_url:
+            threading.Thread(target=self._deliver_forever, name="webhook", daemon=True).start()
         next_probe = time.monotonic() + PROBE_EVERY_S
         while not self.stop.wait(POLL_S):
             changed = [child.tend() for child in self.children]
@@ -190,6 +193,16 @@ class Supervisor:
         while not self.stop.is_set():
             self._repair()
             self.stop.wait(RECONCILE_EVERY_S)
+
+    def _deliver_forever(self) -> None:
+        from orchestrator import webhooks
+
+        while not self.stop.wait(DELIVER_EVERY_S):
+            try:
+                webhooks.deliver_once(self.settings, self._url)
+            except Exception:
+                # A database that is being restarted, a secret that cannot be read: logged, tried again.
+                log.exception("no webhook was delivered")
 
     def _repair(self, *, interrupt: bool = False) -> None:
         from orchestrator import reconcile

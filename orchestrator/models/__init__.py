@@ -6,7 +6,8 @@ with SQL. Importing this package registers all tables in `models.metadata`.
 
 from sqlmodel import SQLModel
 
-from orchestrator.models.cycle import Arm, Checkpoint, Cycle, Selection, Stage, StagePhase, User
+from orchestrator.models.cycle import Arm, Checkpoint, Cycle, Selection, Stage, StagePhase
+from orchestrator.models.experiment import Branch, Experiment, ExperimentRun
 from orchestrator.models.ledger import Artifact, AuditLog, Event, LogLine
 from orchestrator.models.measurement import (
     Audit,
@@ -19,12 +20,17 @@ from orchestrator.models.measurement import (
     ResourceSetting,
     StepMetric,
 )
+from orchestrator.models.notice import InboxItem, Notice, Webhook, WebhookDelivery
+from orchestrator.models.people import ApiToken, SignIn, SignInFailure, SignInLink, User
+from orchestrator.models.review_queue import KnownLeak, ReviewClaim, ReviewComment, ReviewSeen, ReviewSkip
 from orchestrator.models.runbook import Finding, Replay, Review, Runbook
 from orchestrator.models.states import (
     ArtifactKind,
     CycleState,
+    DeliveryState,
     DesiredState,
     EventKind,
+    NoticeKind,
     PhaseState,
     ReviewDecision,
     Role,
@@ -38,36 +44,52 @@ from orchestrator.models.trajectory import CheckResult, Segment, Suite, Task, Tr
 metadata = SQLModel.metadata
 
 __all__ = [
+    "ApiToken",
     "Arm",
     "Artifact",
     "ArtifactKind",
     "Audit",
     "AuditLog",
+    "Branch",
     "CheckResult",
     "Checkpoint",
     "Cycle",
     "CycleState",
+    "DeliveryState",
     "DesiredState",
     "Evaluation",
     "EvaluationTask",
     "Event",
     "EventKind",
+    "Experiment",
+    "ExperimentRun",
     "FamilyScale",
     "Finding",
     "HarnessSetting",
+    "InboxItem",
+    "KnownLeak",
     "LogLine",
+    "Notice",
+    "NoticeKind",
     "PhaseState",
     "Profile",
     "ReferenceRow",
     "Replay",
     "ResourceSetting",
     "Review",
+    "ReviewClaim",
+    "ReviewComment",
     "ReviewDecision",
+    "ReviewSeen",
+    "ReviewSkip",
     "Role",
     "Runbook",
     "RunbookState",
     "Segment",
     "Selection",
+    "SignIn",
+    "SignInFailure",
+    "SignInLink",
     "Split",
     "Stage",
     "StageKind",
@@ -79,5 +101,7 @@ __all__ = [
     "Trajectory",
     "Turn",
     "User",
+    "Webhook",
+    "WebhookDelivery",
     "metadata",
 ]

@@ -79,6 +79,21 @@ class ArtifactKind(StrEnum):
     FILE = "file"
 
 
+class NoticeKind(StrEnum):
+    """What people are told of."""
+
+    GATE_OPENED = "gate.opened"  # a cycle waits for verdicts: to the reviewers
+    CYCLE_DONE = "cycle.done"  # to the lead who launched it
+    CYCLE_FAILED = "cycle.failed"  # stopped by an error or an alarm: to the lead who launched it
+    ALARM = "alarm"  # a health rule fired and training goes on: to the lead who launched it
+
+
+class DeliveryState(StrEnum):
+    WAITING = "waiting"  # to be tried at `next_at`
+    DELIVERED = "delivered"  # the receiver answered 2xx
+    GIVEN_UP = "given_up"  # every attempt failed
+
+
 class Role(StrEnum):
     LEAD = "lead"  # launches and stops cycles
     REVIEWER = "reviewer"  # decides on runbooks

@@ -10,6 +10,7 @@ from sqlmodel import Session, col
 
 from orchestrator import models as m
 from orchestrator.store.base import Repository
+from orchestrator.store.notices import tell
 
 CHANNEL = "rsi_event"  # LISTEN name; the payload is the newest id
 LOCK = 0x52534902
@@ -59,4 +60,6 @@ def write_pending(session: Session) -> None:
     """
     if rows := session.info.pop(_PENDING, None):
         session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
-        session.execute(insert(m.Event).values(rows))  # one statement: one signal
+        query = insert(m.Event).values(rows).returning(col(m.Event.id))  # one statement: one signal
+        ids = sorted(session.execute(query).scalars().all())  # given out in the order of the rows
+        tell(session, zip(ids, rows, strict=True))

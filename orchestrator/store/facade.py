@@ -22,18 +22,22 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlmodel import Session
 
 from orchestrator.artifacts import ArtifactStore
+from orchestrator.store.accounts import ApiTokens, SignInFailures, SignInLinks, SignIns
 from orchestrator.store.audits import Audits, References
 from orchestrator.store.checkpoints import Checkpoints
 from orchestrator.store.connection import connect
 from orchestrator.store.cycles import Cycles
 from orchestrator.store.evaluations import Evaluations
 from orchestrator.store.events import Events, write_pending
+from orchestrator.store.experiments import Experiments
 from orchestrator.store.files import Files
 from orchestrator.store.logs import Logs
 from orchestrator.store.metrics import Metrics
+from orchestrator.store.notices import Notices
 from orchestrator.store.people import AuditTrail, Users
 from orchestrator.store.profiles import Profiles
 from orchestrator.store.replays import Replays
+from orchestrator.store.review_queue import ReviewQueue
 from orchestrator.store.reviews import Reviews
 from orchestrator.store.runbooks import Runbooks
 from orchestrator.store.selections import Selections
@@ -58,17 +62,24 @@ class Store:
         self.trajectories = Trajectories(self)
         self.runbooks = Runbooks(self)
         self.reviews = Reviews(self)
+        self.review_queue = ReviewQueue(self)
         self.replays = Replays(self)
         self.metrics = Metrics(self)
         self.evaluations = Evaluations(self)
         self.profiles = Profiles(self)
         self.audits = Audits(self)
         self.references = References(self)
+        self.experiments = Experiments(self)
         self.events = Events(self)
         self.logs = Logs(self)
         self.files = Files(self)
+        self.notices = Notices(self)
         self.users = Users(self)
         self.audit_trail = AuditTrail(self)
+        self.sign_ins = SignIns(self)
+        self.sign_in_links = SignInLinks(self)
+        self.sign_in_failures = SignInFailures(self)
+        self.api_tokens = ApiTokens(self)
 
     @classmethod
     def open(cls, database_url: str, artifact_url: str | Path, *, pool_size: int = 5) -> Store:
