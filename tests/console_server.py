@@ -10,13 +10,15 @@ from contextlib import contextmanager
 import uvicorn
 
 from orchestrator.store import Store
-from webui.app import create_app
+from tests.console_people import app_for
 
 
 @contextmanager
-def serving(store: Store) -> Iterator[str]:
-    """Yields the base address; stops the server afterwards."""
-    config = uvicorn.Config(create_app(store), host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=1)
+def serving(store: Store, **settings: object) -> Iterator[str]:
+    """Yields the base address; stops the server afterwards. `settings`: what differs from the defaults."""
+    config = uvicorn.Config(
+        app_for(store, **settings), host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=1
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

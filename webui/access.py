@@ -54,6 +54,8 @@ ALLOWED: dict[Action, frozenset[Role]] = {
     Action.MANAGE_PEOPLE: frozenset({ADMIN}),
     Action.OWN_TOKENS: EVERYBODY,
 }
+ANONYMOUS = frozenset({Action.SEE, Action.SEE_REVIEWS})
+"""The most that anybody may do without signing in, whatever roles RSI_ANONYMOUS_ROLES gives them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +67,11 @@ class Viewer:
     user_id: int | None = None
     roles: frozenset[Role] = frozenset()
     csrf: str = ""  # what a form of this sign-in must send back
+    scope: frozenset[Action] | None = None  # an API token's; None: all that the roles allow
 
     def may(self, action: Action | str) -> bool:
-        return not self.roles.isdisjoint(ALLOWED[Action(action)])
+        wanted = Action(action)
+        return (self.scope is None or wanted in self.scope) and not self.roles.isdisjoint(ALLOWED[wanted])
 
 
 NOBODY = Viewer()

@@ -13,14 +13,15 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from orchestrator.settings import get_settings
+from orchestrator.settings import Settings, get_settings
 from orchestrator.store import Store
 from stages.errors import ServiceError, StoreError
 from webui import pages, sse
-from webui.contexts import ErrorContext
+from webui.errors import error_page
 from webui.pages.parts import no_nul
-from webui.rendering import STATIC, page
-from webui.security import SecurityHeaders
+from webui.rendering import STATIC
+from webui.security import BodyLimit, SecurityHeaders
+from webui.sign_in import Keys, SignIn
 
 YEAR_S = 31_536_000
 
@@ -35,14 +36,14 @@ class HashedFiles(StaticFiles):
         return response
 
 
-def create_app(store: Store | None = None) -> FastAPI:
+def create_app(store: Store | None = None, settings: Settings | None = None) -> FastAPI:
     """The ASGI app. Without `store` it opens the database of the environment.
 
-    Raises ServiceError when no database is named.
+    Raises ServiceError when no database is named, ConfigError when the key that signs cookies cannot be used.
     """
     own = store is None
+    settings = settings or get_settings()
     if store is None:
-        settings = get_settings()
         if not settings.database_url:
             raise ServiceError("the console needs a database: run `rsi up`, or set RSI_DATABASE_URL")
         store = Store.open(settings.database_url, settings.artifacts, pool_size=10)
@@ -65,7 +66,11 @@ def create_app(store: Store | None = None) -> FastAPI:
         dependencies=[Depends(no_nul)],
     )
     app.state.store = opened
+    app.state.settings = settings
+    app.state.keys = Keys.of(settings)
+    app.add_middleware(SignIn, store=opened, settings=settings, keys=app.state.keys)
     app.add_middleware(GZipMiddleware, minimum_size=1024)
+    app.add_middleware(BodyLimit)
     app.add_middleware(SecurityHeaders)
     app.mount("/static", HashedFiles(directory=STATIC), name="static")
     for router in pages.routers():
@@ -87,11 +92,6 @@ def create_app(store: Store | None = None) -> FastAPI:
     return app
 
 
-def _error(request: Request, status: int, message: str, advice: str = "", details: tuple[str, ...] = ()) -> Response:
-    context = ErrorContext(title=message, section="", status=status, message=message, advice=advice, details=details)
-    return page(request, context, status=status)
-
-
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = error.detail if error.detail != "Not Found" else "There is no such page"
@@ -100,14 +100,14 @@ async def _http_error(request: Request, error: Exception) -> Response:
         if error.status_code == 404
         else ""
     )
-    return _error(request, error.status_code, message, advice)
+    return error_page(request, error.status_code, message, advice)
 
 
 async def _bad_query(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     details = tuple(f"{'.'.join(map(str, e['loc'][1:]))}: {e['msg']}" for e in error.errors())
-    return _error(request, 422, "The address cannot be understood", "Correct or remove these parameters:", details)
+    return error_page(request, 422, "The address cannot be understood", "Correct or remove these parameters:", details)
 
 
 async def _store_error(request: Request, error: Exception) -> Response:
-    return _error(request, 503, "The database does not answer", str(error))
+    return error_page(request, 503, "The database does not answer", str(error))

@@ -10,18 +10,29 @@ import hashlib
 from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from webui import formats, urls
-from webui.access import viewer_of
+from webui.access import Action, viewer_of
 from webui.contexts import PageContext
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
+
+
+class Entry(NamedTuple):
+    """One line of the left rail, shown to those who may."""
+
+    section: str
+    label: str
+    href: str
+    action: Action = Action.SEE
+
+
 RAIL = (
     ("overview", "Overview", urls.overview()),
     ("cycles", "Cycles", urls.cycles()),
@@ -75,7 +86,13 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     env.filters |= {f.__name__: f for f in FILTERS}
-    env.globals |= {"urls": urls, "static": static_url, "rail": RAIL, "icons": STATE_ICONS, "between": formats.between}
+    env.globals |= {
+        "urls": urls,
+        "static": static_url,
+        "rail": [Entry(*entry) for entry in RAIL],
+        "icons": STATE_ICONS,
+        "between": formats.between,
+    }
     env.globals["ui"] = env.get_template("macros.html").module  # `ui.score(…)`, in blocks as in pages
     return env
 

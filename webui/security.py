@@ -1,8 +1,13 @@
-"""Headers that every answer carries. The policy allows files of this origin and nothing else: no inline script or style."""
+"""Headers that every answer carries, and the largest body that is read.
+
+The policy allows files of this origin and nothing else: no inline script or style.
+"""
 
 from __future__ import annotations
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 POLICY = "; ".join(
@@ -42,3 +47,36 @@ class SecurityHeaders:
             await send(message)
 
         await self.app(scope, receive, send_with_headers if scope["type"] == "http" else send)
+
+
+MAX_BODY = 4 * 2**20  # bytes
+
+
+class BodyLimit:
+    """Answers 413 for a body above `MAX_BODY`, before the rest of it is read."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        read = 0
+        too_large = HTTPException(413, f"The body is larger than {MAX_BODY // 2**20} MiB. Nothing was changed.")
+
+        async def bounded() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > MAX_BODY:
+                raise too_large
+            return message
+
+        length = Headers(scope=scope).get("Content-Length", "")
+        try:
+            if length.isdigit() and int(length) > MAX_BODY:
+                raise too_large
+            await self.app(scope, bounded, send)
+        except HTTPException as error:  # raised above, outside of the app's own handlers: nothing has been sent yet
+            await JSONResponse({"detail": error.detail}, error.status_code)(scope, receive, send)

@@ -12,6 +12,14 @@ def _query(path: str, **values: object) -> str:
     return f"{path}?{urlencode(kept)}" if kept else path
 
 
+def sign_in() -> str:
+    return "/sign-in"
+
+
+def sign_out() -> str:
+    return "/sign-out"
+
+
 def overview() -> str:
     return "/"
 

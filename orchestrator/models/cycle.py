@@ -4,7 +4,6 @@ from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql as pg
 from sqlmodel import Field, SQLModel
 
 from orchestrator.models.columns import JSONB, Timestamp, created, now, words
@@ -145,18 +144,4 @@ class Selection(SQLModel, table=True):
     suite: str
     suite_digest: str
     parent_kept: bool = False
-    created_at: datetime = Field(default_factory=now, sa_type=Timestamp, sa_column_kwargs=created())
-
-
-class User(SQLModel, table=True):
-    __tablename__ = "users"
-
-    id: int | None = Field(default=None, primary_key=True)
-    login: str = Field(unique=True)
-    name: str = ""
-    email: str = ""
-    roles: list[str] = Field(default_factory=list, sa_type=pg.ARRAY(sa.String(32)))
-    password_hash: str | None = None  # argon2; None: cannot sign in with a password
-    preferences: dict[str, Any] = Field(default_factory=dict, sa_type=JSONB)
-    disabled_at: datetime | None = Field(default=None, sa_type=Timestamp)
     created_at: datetime = Field(default_factory=now, sa_type=Timestamp, sa_column_kwargs=created())

@@ -20,6 +20,7 @@ from stages.domain import Phase
 from stages.records import Progress, StepDone
 from tests.conftest import TEMPLATE
 from tests.console_cycle import Seeded, seed_cycle, stretch_times
+from tests.console_people import cookie_for
 from tests.console_server import serving
 
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
@@ -72,6 +73,7 @@ def browser() -> Iterator[Any]:
 
 def new_page(browser: Any, world: World, **options: object) -> tuple[Any, Watch]:
     context = browser.new_context(**options)
+    context.add_cookies([{**cookie_for(world.store), "url": world.base}])
     context.set_default_timeout(20_000)
     page = context.new_page()
     watch = Watch()

@@ -23,9 +23,10 @@ from orchestrator.embedded import postgres
 from orchestrator.store import Store
 from tests.conftest import TEMPLATE
 from tests.console_cycle import HOSTILE, RATES, Seeded, evaluation, seed_cycle, stretch_times
+from tests.console_people import app_for, client_as
 from webui import contexts
-from webui.app import create_app
 from webui.rendering import STATIC, environment
+from webui.sign_in import COOKIE
 
 TEACHES = {"/": "Nothing has run yet", "/cycles": "No cycle yet", "/checkpoints": "No checkpoint yet"}
 TEACHES |= {"/lineage": "No checkpoint yet", "/trajectories": "No attempt yet"}
@@ -50,7 +51,7 @@ def world(
 
 @pytest.fixture(scope="module")
 def client(world: tuple[Store, Seeded, Seeded]) -> Iterator[TestClient]:
-    with TestClient(create_app(world[0])) as opened:
+    with client_as(world[0]) as opened:
         yield opened
 
 
@@ -223,7 +224,7 @@ def test_the_cycle_page_states_scores_with_their_evidence(
 
 def test_columns_that_cannot_be_compared_are_flagged(store: Store, tmp_path: Path) -> None:
     seeded = seed_cycle(store, tmp_path, until=2)
-    with TestClient(create_app(store)) as opened:
+    with client_as(store) as opened:
         page = f"/cycles/{seeded.cycle.id}"
         assert "differ</span>" not in opened.get(page).text
         checkpoint = store.checkpoints.named(seeded.cycle.id, "RSR-1")
@@ -366,7 +367,7 @@ def test_jump_leads_somewhere(client: TestClient, query: str, to: str) -> None:
 
 
 def test_empty_pages_teach(store: Store) -> None:
-    with TestClient(create_app(store)) as empty:
+    with client_as(store) as empty:
         for path, words in TEACHES.items():
             html = empty.get(path).text
             assert words in html, path
@@ -380,7 +381,7 @@ def test_a_failed_and_a_suspended_cycle_need_somebody(store: Store, tmp_path: Pa
     gated = seed_cycle(store, tmp_path, name="gated", until=2, running=True, offset=4_000_000)
     store.cycles.set_state(gated.cycle.id or 0, m.CycleState.SUSPENDED)
     store.runbooks.set_state(gated.runbook_id, 1, m.RunbookState.WAITING)
-    with TestClient(create_app(store)) as opened:
+    with client_as(store) as opened:
         html = opened.get("/").text
         assert "the disk is full" in html
         assert "1 runbook waits for a verdict" in re.sub(r"\s+", " ", html)
@@ -390,7 +391,8 @@ def test_a_failed_and_a_suspended_cycle_need_somebody(store: Store, tmp_path: Pa
 
 def test_a_lost_database_is_said_and_not_a_crash(database_url: str, tmp_path: Path) -> None:
     gone = Store.open(database_url.replace("test_", "gone_"), tmp_path / "artifacts")
-    with TestClient(create_app(gone)) as opened:
+    with TestClient(app_for(gone)) as opened:
+        opened.cookies.set(COOKIE, opened.app.state.keys.cookie("anything"))  # type: ignore[attr-defined]
         answer = opened.get("/cycles")
         assert answer.status_code == 503
         assert "The database does not answer" in answer.text
