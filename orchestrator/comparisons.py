@@ -25,6 +25,7 @@ class Measured:
 
     checkpoint: m.Checkpoint
     label: str  # its name, with cycle and number where names repeat
+    stored: m.Evaluation
     evaluation: EvaluationDone
     score: c.EvaluationScore
     older: int  # other stored evaluations of this checkpoint on this suite, which were not used
@@ -140,6 +141,26 @@ def _labels(rows: Sequence[m.Checkpoint]) -> list[str]:
     ]
 
 
+def chosen(rows: Sequence[m.Evaluation]) -> dict[tuple[str, int], m.Evaluation]:
+    """(suite, checkpoint id) -> the evaluation that speaks for it, of `rows` with the newest first.
+
+    Of several it is the newest on the suite's version that most checkpoints were measured on.
+    """
+    shared = Counter((s, d) for _, s, d in {(e.checkpoint_id, e.suite, e.suite_digest) for e in rows})
+    newest = {(e.suite, e.suite_digest): e.id or 0 for e in reversed(rows)}
+
+    def rank(e: m.Evaluation) -> tuple[int, int, int]:
+        version = (e.suite, e.suite_digest)
+        return shared[version], newest[version], e.id or 0
+
+    out: dict[tuple[str, int], m.Evaluation] = {}
+    for e in rows:
+        key = (e.suite, e.checkpoint_id or 0)
+        if key not in out or rank(e) > rank(out[key]):
+            out[key] = e
+    return out
+
+
 def _measured(
     queries: AnalysisQueries,
     rows: Sequence[m.Checkpoint],
@@ -149,18 +170,22 @@ def _measured(
     resamples: int,
     seed: int,
 ) -> list[Measured]:
-    found = queries.evaluations([row.id for row in rows if row.id is not None], suite)
-    shared = Counter(digest for _, digest in {(e.checkpoint_id, e.suite_digest) for e, _ in found})
-    newest = {e.suite_digest: e.id or 0 for e, _ in reversed(found)}
-    out = []
-    for row, label in zip(rows, labels, strict=True):
-        own = [(e, record) for e, record in found if e.checkpoint_id == row.id]
-        if not own:
-            continue
-        _, record = max(own, key=lambda x: (shared[x[0].suite_digest], newest[x[0].suite_digest], x[0].id or 0))
-        score = c.score_evaluation(record, level=level, resamples=resamples, seed=seed)
-        out.append(Measured(checkpoint=row, label=label, evaluation=record, score=score, older=len(own) - 1))
-    return out
+    found = queries.evaluation_rows([row.id for row in rows if row.id is not None], suite)
+    speak = chosen(found)
+    records = queries.records(list(speak.values()))
+    counts = Counter(e.checkpoint_id for e in found)
+    return [
+        Measured(
+            checkpoint=row,
+            label=label,
+            stored=own,
+            evaluation=record,
+            score=c.score_evaluation(record, level=level, resamples=resamples, seed=seed),
+            older=counts[row.id] - 1,
+        )
+        for row, label in zip(rows, labels, strict=True)
+        if (own := speak.get((suite, row.id or 0))) is not None and (record := records[own.id or 0])
+    ]
 
 
 def _first(own: Sequence[Measured]) -> list[tuple[Measured, Measured]]:
@@ -190,24 +215,26 @@ def _four(rates: dict[str, dict[str, float | None]], label: str) -> float | None
 
 def score_rows(report: SuiteReport) -> list[dict[str, Any]]:
     """One row per checkpoint. Rates are fractions; both conventions have their numerator and denominator."""
-    return [_score_row(report.suite, x, _zone(report, x)) for x in report.measured]
+    return [_score_row(report.suite, x, zone(report, x)) for x in report.measured]
 
 
-def _zone(report: SuiteReport, x: Measured) -> str:
+def zone(report: SuiteReport, x: Measured) -> str:
     """The two zones of spec §8, seen from the first checkpoint."""
     settings, own = x.evaluation.settings, report.measured[0].evaluation.settings
-    same = all(settings.get(k) == own.get(k) for k in ("harness", "harness_version"))
+    same = x.stored.reference_only == report.measured[0].stored.reference_only and all(
+        settings.get(k) == own.get(k) for k in ("harness", "harness_version")
+    )
     return "same harness" if same else "reference only"
 
 
-def _score_row(suite: str, x: Measured, zone: str) -> dict[str, Any]:
+def _score_row(suite: str, x: Measured, zone_: str) -> dict[str, Any]:
     s, e = x.score, x.evaluation
     v, a = s.by_verdicts, s.by_attempts
     return {
         "suite": suite,
         "suite_digest": e.suite_digest,
         "checkpoint": x.label,
-        "zone": zone,
+        "zone": zone_,
         "tasks": s.tasks,
         "k": e.k,
         "passed": v.passed,
@@ -287,7 +314,7 @@ def _score_words(s: SuiteReport) -> list[dict[str, Any]]:
     return [
         {
             "checkpoint": x.label,
-            "zone": _zone(s, x),
+            "zone": zone(s, x),
             "tasks × k": f"{x.score.tasks} × {x.evaluation.k}",
             "k / verdicts": exports.rate(x.score.by_verdicts.passed, x.score.by_verdicts.of),
             "95 %": _interval(x.score.by_verdicts.wilson),

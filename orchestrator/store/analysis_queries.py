@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Select, String, func, select, text, type_coerce
+from sqlalchemy import Select, String, func, or_, select, text, type_coerce
 from sqlmodel import col
 
 from orchestrator import models as m
 from orchestrator.store.base import Repository
 from orchestrator.store.trajectories import TrajectoryFilter
 from orchestrator.store.trajectories import _filtered as filtered
-from stages.domain import CheckRole, CheckStatus, Phase, Verdict
+from stages.domain import CheckRole, CheckStatus, EndReason, Phase, Verdict
 from stages.records import EvaluationDone, TaskScore
 
 OUTCOMES = (
@@ -31,6 +31,7 @@ OUTCOMES = (
     "n_sampled",
     "duration_s",
 )
+VERDICTS = {v.value: v for v in Verdict}
 
 
 class AnalysisQueries(Repository):
@@ -96,17 +97,42 @@ class AnalysisQueries(Repository):
         with self._session() as session:
             session.execute(query, {"ids": list(counts), "counts": list(counts.values())})
 
-    def evaluations(
-        self, checkpoint_ids: Sequence[int], suite: str | None = None
-    ) -> Sequence[tuple[m.Evaluation, EvaluationDone]]:
-        """Every evaluation of these checkpoints with its tasks, newest first."""
+    def evaluation_rows(self, checkpoint_ids: Sequence[int], suite: str | None = None) -> Sequence[m.Evaluation]:
+        """Every evaluation of these checkpoints, newest first, without its tasks."""
         query = select(m.Evaluation).where(col(m.Evaluation.checkpoint_id).in_(checkpoint_ids))
         if suite is not None:
             query = query.where(col(m.Evaluation.suite) == suite)
         with self._session() as session:
-            rows = session.execute(query.order_by(col(m.Evaluation.id).desc())).scalars().all()
-            tasks = self._store.evaluations.tasks([row.id for row in rows if row.id is not None])
-        return [(row, _record(row, tasks[row.id])) for row in rows if row.id is not None]
+            return session.execute(query.order_by(col(m.Evaluation.id).desc())).scalars().all()
+
+    def records(self, rows: Sequence[m.Evaluation]) -> dict[int, EvaluationDone]:
+        """Evaluation id -> the evaluation with its tasks in order of id; resources stand among its settings."""
+        own = m.EvaluationTask
+        names = ("evaluation_id", "task_id", "family", "stratum", "verdicts", "checks_passed", "checks_total")
+        query = select(*(getattr(own, name) for name in names)).where(
+            col(own.evaluation_id).in_([row.id for row in rows if row.id is not None])
+        )
+        tasks: dict[int, list[TaskScore]] = {}
+        with self._session() as session:
+            for evaluation, task, family, stratum, verdicts, passed, total in session.execute(
+                query.order_by(col(own.task_id))
+            ).tuples():
+                tasks.setdefault(evaluation, []).append(
+                    TaskScore(
+                        task_id=task,
+                        family=family,
+                        stratum=stratum.value,
+                        verdicts=tuple(VERDICTS[v] for v in verdicts),
+                        checks_passed=tuple(passed),
+                        checks_total=total,
+                    )
+                )
+        limits = self._store.evaluations.settings([r.resource_digest for r in rows if r.resource_digest])
+        return {
+            row.id: _record(row, tasks.get(row.id, []), limits.get(row.resource_digest or "", {}))
+            for row in rows
+            if row.id is not None
+        }
 
     def suites_of(self, checkpoint_ids: Sequence[int]) -> Sequence[str]:
         """Suites on which at least one of these checkpoints was measured, by name."""
@@ -124,8 +150,32 @@ class AnalysisQueries(Repository):
         with self._session() as session:
             return dict(session.execute(query).tuples().all())
 
+    def task_categories(self, suite: str, digest: str) -> dict[str, Sequence[str]]:
+        """Task id -> categories of a suite version (of the newest, when this one is not stored)."""
+        found = self._store.suites.named(suite, digest) or self._store.suites.named(suite)
+        if found is None:
+            return {}
+        query = select(col(m.Task.task_id), col(m.Task.categories)).where(col(m.Task.suite_id) == found.id)
+        with self._session() as session:
+            return {task: own for task, own in session.execute(query).tuples() if own}
 
-def _record(row: m.Evaluation, tasks: Sequence[m.EvaluationTask]) -> EvaluationDone:
+    def end_reasons(self, checkpoint_ids: Sequence[int], suite: str) -> dict[int, dict[EndReason, int]]:
+        """Checkpoint id -> how its stored attempts on a suite ended."""
+        own = m.Trajectory
+        query = (
+            select(col(own.checkpoint_id), col(own.end_reason), func.count())
+            .where(col(own.checkpoint_id).in_(checkpoint_ids), col(own.suite) == suite)
+            .where(or_(col(own.phase).is_(None), col(own.phase) == Phase.EVALUATE))
+            .group_by(col(own.checkpoint_id), col(own.end_reason))
+        )
+        found: dict[int, dict[EndReason, int]] = {}
+        with self._session() as session:
+            for checkpoint, end, count in session.execute(query).tuples():
+                found.setdefault(checkpoint or 0, {})[end] = count
+        return found
+
+
+def _record(row: m.Evaluation, tasks: Sequence[TaskScore], resources: Mapping[str, Any]) -> EvaluationDone:
     return EvaluationDone(
         suite=row.suite,
         suite_digest=row.suite_digest,
@@ -134,19 +184,9 @@ def _record(row: m.Evaluation, tasks: Sequence[m.EvaluationTask]) -> EvaluationD
         passed=row.passed,
         attempts=row.attempts,
         verdicts=row.verdicts,
-        tasks=tuple(
-            TaskScore(
-                task_id=t.task_id,
-                family=t.family,
-                stratum=t.stratum.value,
-                verdicts=tuple(Verdict(v) for v in t.verdicts),
-                checks_passed=tuple(t.checks_passed),
-                checks_total=t.checks_total,
-            )
-            for t in tasks
-        ),
+        tasks=tuple(tasks),
         turns=row.turns,
         tokens=row.tokens,
         wall_s=row.wall_s,
-        settings=row.settings,
+        settings=row.settings | {f"resources.{k}": v for k, v in resources.items()},
     )
