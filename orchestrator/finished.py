@@ -66,9 +66,8 @@ def gate_states(store: Store, stage_id: int, policy: ReviewPolicy) -> dict[str, 
     verdicts: dict[str, list[Review]] = defaultdict(list)
     for review in store.reviews.load(stage_id):
         verdicts[review.runbook_id].append(review)
+    authors = store.runbooks.authors(stage_id)
     return {
-        book.id: gate_decision(
-            verdicts[book.id], policy, author=store.runbooks.get(book.id).author, revision=book.revision
-        )
+        book.id: gate_decision(verdicts[book.id], policy, author=authors[book.id], revision=book.revision)
         for book in store.runbooks.load(stage_id)
     }

@@ -6,21 +6,30 @@ what all of them add up to is `stages.review.gate_decision`. When the quota is m
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from functools import lru_cache
 from uuid import uuid4
 
 from orchestrator import models as m
 from orchestrator.finished import gate_states
+from orchestrator.known_leaks import plant
 from orchestrator.launch import resume_cycle
 from orchestrator.recipes import parse_config
-from orchestrator.settings import Settings
+from orchestrator.settings import Settings, get_settings
 from orchestrator.store import Store
-from stages.domain import Decision, Review
+from orchestrator.store.connection import canonical
+from stages.domain import Decision, Phase, Review
 from stages.errors import ConfigError
-from stages.review import GateState, GateStatus, PolicyMode, ReviewPolicy, quota_met
+from stages.review import GateState, GateStatus, PolicyMode, ReviewPolicy, gate_decision, quota_met
 
 PERSON = "person:"
-_STATES = {GateStatus.APPROVED: m.RunbookState.APPROVED, GateStatus.REJECTED: m.RunbookState.REJECTED}
+OPEN = (m.RunbookState.WAITING, m.RunbookState.APPROVED, m.RunbookState.REJECTED)
+_STATES = {
+    GateStatus.PENDING: m.RunbookState.WAITING,
+    GateStatus.APPROVED: m.RunbookState.APPROVED,
+    GateStatus.REJECTED: m.RunbookState.REJECTED,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +41,50 @@ class GateProgress:
     open: bool  # True: the cycle waits for further verdicts
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRunbook:
+    """A runbook whose gate still takes verdicts, with what decides on it."""
+
+    row: m.Runbook
+    stage: m.Stage
+    policy: ReviewPolicy
+
+
 def policy_of(store: Store, stage: m.Stage) -> ReviewPolicy:
     """The review policy of a stage's recipe."""
-    config = parse_config(store.cycles.get(stage.cycle_id).config, f"cycle {stage.cycle_id}")
-    review = config.rsr_of(max(1, stage.round)).review
+    return _policy(canonical(store.cycles.get(stage.cycle_id).config), stage.cycle_id, max(1, stage.round))
+
+
+@lru_cache(maxsize=256)
+def _policy(config: str, cycle_id: int, round_: int) -> ReviewPolicy:
+    review = parse_config(json.loads(config), f"cycle {cycle_id}").rsr_of(round_).review
     return ReviewPolicy(mode=PolicyMode(review.policy), required_reviewers=review.required_reviewers)
+
+
+def closed(store: Store, row: m.Runbook) -> bool:
+    """True once the replay phase has begun: it has taken what was approved, and nothing is undone any more."""
+    if row.state is m.RunbookState.CONSUMED:
+        return True
+    return row.stage_id is not None and Phase.REPLAY in store.stages.phases(row.stage_id)
+
+
+def open_runbook(store: Store, runbook_id: str) -> OpenRunbook:
+    """The newest revision, locked with its whole gate until the caller's transaction ends.
+
+    Without the lock two people who decide at the same moment would each count without the other's verdict. Raises
+    ConfigError when no verdict is taken on it.
+    """
+    row = store.runbooks.get(runbook_id)
+    if row.stage_id is None:
+        raise ConfigError(f"runbook {runbook_id} belongs to no stage, so no gate waits for it")
+    stage = store.stages.get(row.stage_id)
+    store.cycles.lock(stage.cycle_id)
+    row = store.runbooks.get(runbook_id)
+    if row.state not in OPEN or closed(store, row):
+        raise ConfigError(
+            f"runbook {runbook_id} is {row.state}; verdicts are taken until the replay phase has consumed the gate"
+        )
+    return OpenRunbook(row=row, stage=stage, policy=policy_of(store, stage))
 
 
 def decide(
@@ -51,47 +99,65 @@ def decide(
     """Store a person's verdict on the newest revision, and let the cycle go on once its quota is met.
 
     Raises ConfigError when the runbook is not open for verdicts, when its author decides, or when an approval over
-    findings lacks a reason.
+    findings lacks a reason. What a person must have looked at first is asked in `orchestrator.reviewing`.
     """
-    row = store.runbooks.get(runbook_id)
-    if row.state not in (m.RunbookState.WAITING, m.RunbookState.APPROVED, m.RunbookState.REJECTED):
-        raise ConfigError(
-            f"runbook {runbook_id} is {row.state}; verdicts are taken until the replay phase has consumed it"
-        )
-    if row.stage_id is None:
-        raise ConfigError(f"runbook {runbook_id} belongs to no stage, so no gate waits for it")
-    if row.author == login:
-        raise ConfigError(f"{login} wrote this revision of runbook {runbook_id}; somebody else must decide on it")
-    if decision is Decision.APPROVE and not reason.strip() and store.reviews.findings(runbook_id, row.revision):
-        raise ConfigError(f"runbook {runbook_id} has findings: approving over them needs a reason (--reason)")
-    stage = store.stages.get(row.stage_id)
-    policy = policy_of(store, stage)
     with store.transaction():
-        store.reviews.add(
-            Review(
-                runbook_id=runbook_id,
-                revision=row.revision,
-                reviewer=f"{PERSON}{login}",
-                decision=decision,
-                reason=reason,
-            ),
-            key=uuid4().hex,  # each verdict is an act of its own: approve, reject, approve again
-        )
-        states = gate_states(store, row.stage_id, policy)
-        state = states[runbook_id]
-        if (settled := _STATES.get(state.status)) is not None:
-            store.runbooks.set_state(runbook_id, row.revision, settled)
-        store.audit_trail.add(
-            login, f"runbook.{decision.value}", object_kind="runbook", object_id=runbook_id, payload={"reason": reason}
-        )
-    progress = GateProgress(
-        state=state,
-        waiting=sum(s.status is GateStatus.PENDING for s in states.values()),
-        open=not quota_met(states.values(), policy),
+        book = open_runbook(store, runbook_id)
+        record(store, book, login, decision, reason=reason)
+        state, progress = state_of(store, book), progress_of(store, book.stage)
+    go_on(store, book.stage, login, settings=settings)
+    return GateProgress(state=state, waiting=progress[0], open=progress[1])
+
+
+def record(store: Store, book: OpenRunbook, login: str, decision: Decision | None, *, reason: str = "") -> None:
+    """Store one verdict, or with None its withdrawal, and the state that the runbook is in then. `book` is locked."""
+    row = book.row
+    if row.author == login:
+        raise ConfigError(f"{login} wrote this revision of runbook {row.id}; somebody else must decide on it")
+    if decision is Decision.APPROVE and not reason.strip() and store.reviews.findings(row.id, row.revision):
+        raise ConfigError(f"runbook {row.id} has findings: approving over them needs a reason (--reason)")
+    who, key = f"{PERSON}{login}", uuid4().hex  # each is an act of its own: approve, reject, approve again
+    if decision is None:
+        store.reviews.withdraw(row.id, row.revision, who, key=key, reason=reason)
+    else:
+        verdict = Review(runbook_id=row.id, revision=row.revision, reviewer=who, decision=decision, reason=reason)
+        store.reviews.add(verdict, key=key)
+    store.runbooks.set_state(row.id, row.revision, stored_state(state_of(store, book)))
+    act = decision.value if decision else "withdraw"
+    store.audit_trail.add(
+        login,
+        f"runbook.{act}",
+        object_kind="runbook",
+        object_id=row.id,
+        payload={"reason": reason, "revision": row.revision},
     )
-    if not progress.open and store.cycles.get(stage.cycle_id).state is m.CycleState.SUSPENDED:
+
+
+def state_of(store: Store, book: OpenRunbook) -> GateState:
+    """What all verdicts on the newest revision add up to."""
+    row = book.row
+    return gate_decision(
+        store.reviews.of_revision(row.id, row.revision), book.policy, author=row.author, revision=row.revision
+    )
+
+
+def stored_state(state: GateState) -> m.RunbookState:
+    """The word in the runbook's row. Two who differ: it is not approved, and waits for a third person."""
+    return m.RunbookState.WAITING if state.people_needed else _STATES[state.status]
+
+
+def progress_of(store: Store, stage: m.Stage) -> tuple[int, bool]:
+    """(runbooks that still need people, does the gate wait for further verdicts)."""
+    assert stage.id is not None
+    policy = policy_of(store, stage)
+    states = gate_states(store, stage.id, policy).values()
+    return sum(s.people_needed > 0 for s in states), not quota_met(states, policy)
+
+
+def go_on(store: Store, stage: m.Stage, login: str, *, settings: Settings | None = None) -> None:
+    """Submit the cycle again when it is suspended and its quota is met. Call it outside of a transaction."""
+    if store.cycles.get(stage.cycle_id).state is m.CycleState.SUSPENDED and not progress_of(store, stage)[1]:
         resume_cycle(store, stage.cycle_id, actor=login, settings=settings)
-    return progress
 
 
 def wake(store: Store, cycle_id: int, *, settings: Settings | None = None) -> bool:
@@ -106,6 +172,7 @@ def wake(store: Store, cycle_id: int, *, settings: Settings | None = None) -> bo
         assert stage.id is not None
         policy = policy_of(store, stage)
         if not quota_met(gate_states(store, stage.id, policy).values(), policy):
+            plant(store, stage, policy, (settings or get_settings()).known_leak_rate)
             return False
     if waiting:
         resume_cycle(store, cycle_id, actor="gate", settings=settings)

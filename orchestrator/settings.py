@@ -24,6 +24,8 @@ class Settings(BaseSettings):
     prefect_port: int = Field(default=4310, ge=1, le=65535)
     webhook_url: str = ""  # notices are sent there (`orchestrator.webhooks`); empty: nowhere
     webhook_secret_file: Path = Path("secrets/webhook")  # signs them; relative to `home`
+    known_leak_rate: float = Field(default=0.05, ge=0, le=1)  # planted leaks per runbook that waits for people
+    rootfs: str = ""  # name of the prepared root filesystem of every sandbox whose task names none (`rsi rootfs list`)
     secret_file: Path = Path("secret")  # signs console cookies; relative to `home`
 
     @field_validator("home")

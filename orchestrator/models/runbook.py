@@ -46,6 +46,7 @@ class Review(SQLModel, table=True):
         sa.ForeignKeyConstraint(["runbook_id", "revision"], ["runbook.id", "runbook.revision"]),
         sa.Index("ix_review_runbook", "runbook_id", "revision", "id"),
         sa.Index("ix_review_reviewer", "reviewer", "id"),
+        sa.Index("ix_review_people", "id", postgresql_where=sa.text("reviewer LIKE 'person:%'")),
     )
 
     id: int | None = Field(default=None, primary_key=True, sa_type=sa.BigInteger)

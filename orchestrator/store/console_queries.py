@@ -163,8 +163,9 @@ class ConsoleQueries(Repository):
             return self._info(row) if row else None
 
     def runbooks_from(self, trajectory_id: str) -> list[RunbookInfo]:
-        """Runbooks that were written from a trajectory."""
-        query = select(m.Runbook).where(col(m.Runbook.source_trajectory_id) == trajectory_id)
+        """Runbooks that were written from a trajectory; copies with a planted leak are not among them."""
+        planted = select(col(m.KnownLeak.runbook_id)).where(col(m.KnownLeak.runbook_id) == col(m.Runbook.id))
+        query = select(m.Runbook).where(col(m.Runbook.source_trajectory_id) == trajectory_id, ~planted.exists())
         with self._session() as session:
             rows = session.execute(query.order_by(col(m.Runbook.seq))).scalars().all()
             return [self._info(row) for row in rows]

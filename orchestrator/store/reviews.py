@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 from sqlalchemy import insert, select
 from sqlalchemy.dialects import postgresql as pg
@@ -96,6 +97,14 @@ class Reviews(Repository):
             .where(col(m.Runbook.stage_id) == stage_id, col(m.Runbook.state) != m.RunbookState.SUPERSEDED)
             .order_by(col(m.Review.id))
         )
+        return self._standing(query)
+
+    def of_revision(self, runbook_id: str, revision: int) -> Sequence[domain.Review]:
+        """Every standing verdict on one revision, with its findings, oldest first."""
+        query = select(m.Review).where(col(m.Review.runbook_id) == runbook_id, col(m.Review.revision) == revision)
+        return self._standing(query.order_by(col(m.Review.id)))
+
+    def _standing(self, query: Any) -> Sequence[domain.Review]:
         with self._session() as session:
             rows = session.execute(query).scalars().all()
             found = select(m.Finding).where(col(m.Finding.review_id).in_([row.id for row in rows]))

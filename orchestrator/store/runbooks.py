@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert
@@ -56,6 +57,11 @@ class Runbooks(Repository):
             change = update(m.Runbook).where(col(m.Runbook.id) == runbook_id, col(m.Runbook.revision) == revision)
             session.execute(change.values(state=state))
 
+    def set_created(self, runbook_id: str, created_at: datetime) -> None:
+        """A planted copy is as old as its original."""
+        with self._session() as session:
+            session.execute(update(m.Runbook).where(col(m.Runbook.id) == runbook_id).values(created_at=created_at))
+
     def settle(self, runbook_id: str, revision: int, state: m.RunbookState) -> None:
         """An automatic verdict: only an open runbook moves, and a rejection is not lifted by a later approval."""
         with self._session() as session:
@@ -103,8 +109,9 @@ class Runbooks(Repository):
         before: int | None = None,
         limit: int = 50,
     ) -> Page[m.Runbook]:
-        """Newest first."""
-        query = select(m.Runbook).order_by(col(m.Runbook.seq).desc()).limit(limit + 1)
+        """Newest first. Planted leaks are in the reviewers' queue only."""
+        planted = select(col(m.KnownLeak.runbook_id)).where(col(m.KnownLeak.runbook_id) == col(m.Runbook.id))
+        query = select(m.Runbook).where(~planted.exists()).order_by(col(m.Runbook.seq).desc()).limit(limit + 1)
         if states:
             query = query.where(col(m.Runbook.state).in_(states))
         for name, value in (("cycle_id", cycle_id), ("stage_id", stage_id), ("task_id", task_id)):
@@ -123,6 +130,20 @@ class Runbooks(Repository):
             query = query.where(col(m.Runbook.stage_id) == stage_id)
         with self._session() as session:
             return {m.RunbookState(state): count for state, count in session.execute(query)}
+
+    def revisions(self, runbook_id: str) -> Sequence[m.Runbook]:
+        """Every revision, oldest first."""
+        query = select(m.Runbook).where(col(m.Runbook.id) == runbook_id).order_by(col(m.Runbook.revision))
+        with self._session() as session:
+            return session.execute(query.execution_options(populate_existing=True)).scalars().all()
+
+    def authors(self, stage_id: int) -> dict[str, str]:
+        """Runbook id -> who edited its newest revision, empty for the planner."""
+        query = select(col(m.Runbook.id), col(m.Runbook.author)).where(
+            col(m.Runbook.stage_id) == stage_id, col(m.Runbook.state) != m.RunbookState.SUPERSEDED
+        )
+        with self._session() as session:
+            return dict(session.execute(query).tuples().all())
 
     def load(self, stage_id: int, states: Sequence[m.RunbookState] = ()) -> Sequence[domain.Runbook]:
         """Newest revisions of a stage as the method knows them, in the order in which they were written."""

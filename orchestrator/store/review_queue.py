@@ -1,0 +1,310 @@
+"""The reviewers' queue: what waits for whom, claims, seen findings, skips, comments, planted leaks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import delete, func, select, text
+from sqlalchemy.dialects.postgresql import insert
+from sqlmodel import col
+
+from orchestrator import models as m
+from orchestrator.models.columns import now
+from orchestrator.store.base import Repository
+from orchestrator.store.connection import canonical, clean_text
+
+CLAIM_FOR = timedelta(minutes=30)
+COUNT_CAP = 1000
+
+# `needs` maps a stage to its recipe's number of reviewers. A planted leak stands in the queue of the stage that it
+# names while that stage still waits for people, and for a reviewer's eyes only (`:decider`). The order says nothing
+# about when a row was written: ids are digests.
+_FROM = """
+FROM runbook r
+LEFT JOIN known_leak k ON k.runbook_id = r.id
+JOIN stage s ON s.id = coalesce(r.stage_id, k.stage_id)
+JOIN cycle c ON c.id = s.cycle_id
+LEFT JOIN LATERAL (
+  SELECT count(*) AS people, count(*) FILTER (WHERE v.reviewer = :me) AS mine,
+         max(v.decision) FILTER (WHERE v.reviewer = :me) AS my_verdict
+  FROM (
+    SELECT DISTINCT ON (w.reviewer) w.reviewer, w.decision FROM review w
+    WHERE w.runbook_id = r.id AND w.revision = r.revision AND w.reviewer LIKE 'person:%'
+    ORDER BY w.reviewer, w.id DESC
+  ) v WHERE v.decision <> 'withdraw'
+) verdicts ON true
+LEFT JOIN LATERAL (
+  SELECT count(*) FILTER (WHERE q.login <> :login AND q.expires_at > now()) AS others,
+         count(*) FILTER (WHERE q.login = :login AND (q.expires_at IS NULL OR q.expires_at > now())) AS own
+  FROM review_claim q WHERE q.runbook_id = r.id
+) claims ON true
+LEFT JOIN review_skip z ON z.runbook_id = r.id AND z.login = :login
+WHERE (k.runbook_id IS NULL OR (:decider AND (verdicts.mine > 0 OR EXISTS (
+  SELECT 1 FROM runbook o WHERE o.stage_id = k.stage_id AND o.state = 'waiting'))))
+"""
+# What waits for this person: open, without the own verdict, written by somebody else, a place left.
+_MINE = """
+AND r.state = 'waiting' AND r.author <> :login AND verdicts.mine = 0
+AND claims.others < greatest(1, coalesce((CAST(:needs AS jsonb) ->> s.id::text)::int, 1) - verdicts.people)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRow:
+    """One runbook in the queue, without what others decided."""
+
+    id: str
+    revision: int
+    task_id: str
+    state: m.RunbookState
+    author: str
+    n_lines: int
+    since: datetime
+    stage_id: int
+    stage: str
+    cycle_id: int
+    cycle: str
+    people: int  # standing verdicts of people
+    my_verdict: str | None
+    claimed: bool  # by the person who asks, or assigned to that person
+    claimed_by_others: int
+    skipped: bool
+    planted: bool  # a known leak; never shown before the own verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueFilter:
+    state: str = "open"  # "open", "approved", "rejected", "consumed", "all"
+    mine: bool = False  # only what waits for the person who asks
+    claimed: bool = False  # only what that person has claimed or was assigned
+    cycle_id: int | None = None
+    stage_id: int | None = None
+    task_id: str = ""
+
+
+class ReviewQueue(Repository):
+    # ------------------------------------------------------------------------------------------------- the queue
+
+    def rows(
+        self,
+        where: QueueFilter,
+        login: str,
+        *,
+        decider: bool,
+        needs: Mapping[int, int],
+        after: tuple[int, str] | None = None,
+        limit: int = 50,
+    ) -> Sequence[QueueRow]:
+        """Oldest gate first; what the person skipped comes last. `after`: (stage id, runbook id) of the last row shown."""
+        clauses, values = _clauses(where)
+        if after is not None:
+            clauses += " AND (s.id, r.id) > (:after_stage, :after_id)"
+            values |= {"after_stage": after[0], "after_id": after[1]}
+        query = text(
+            "SELECT r.id, r.revision, r.task_id, r.state, r.author, jsonb_array_length(r.lines), r.created_at, s.id, "
+            "s.name, c.id, c.name, verdicts.people, verdicts.my_verdict, claims.own > 0, claims.others, "
+            f"z.login IS NOT NULL, k.runbook_id IS NOT NULL {_FROM} {clauses} "
+            f"ORDER BY {'(z.login IS NOT NULL), ' if where.mine and after is None else ''}s.id, r.id LIMIT :limit"
+        )
+        with self._session() as session:
+            rows = session.execute(query, values | _person(login, decider, needs) | {"limit": limit}).tuples().all()
+        return [
+            QueueRow(
+                id=r[0],
+                revision=r[1],
+                task_id=r[2],
+                state=m.RunbookState(r[3]),
+                author=r[4],
+                n_lines=r[5],
+                since=r[6],
+                stage_id=r[7],
+                stage=r[8],
+                cycle_id=r[9],
+                cycle=r[10],
+                people=r[11],
+                my_verdict=r[12],
+                claimed=r[13],
+                claimed_by_others=r[14],
+                skipped=r[15],
+                planted=r[16],
+            )
+            for r in rows
+        ]
+
+    def count(self, where: QueueFilter, login: str, *, decider: bool, needs: Mapping[int, int]) -> int:
+        """How many `rows` pages through, up to COUNT_CAP."""
+        clauses, values = _clauses(where)
+        query = text(f"SELECT count(*) FROM (SELECT 1 {_FROM} {clauses} LIMIT {COUNT_CAP}) found")
+        with self._session() as session:
+            return int(session.execute(query, values | _person(login, decider, needs)).scalar_one())
+
+    def waiting_stages(self) -> Sequence[int]:
+        """Stages with runbooks that wait for people."""
+        query = select(col(m.Runbook.stage_id)).where(
+            col(m.Runbook.state) == m.RunbookState.WAITING, col(m.Runbook.stage_id).is_not(None)
+        )
+        with self._session() as session:
+            return sorted(i for i in session.execute(query.distinct()).scalars() if i is not None)
+
+    def finding_counts(self, keys: Sequence[tuple[str, int]]) -> dict[str, list[tuple[str, str, int]]]:
+        """Runbook id -> (part, severity, how many) of its revision's findings."""
+        f = m.Finding
+        query = select(col(f.runbook_id), col(f.revision), col(f.part), col(f.severity), func.count()).where(
+            col(f.runbook_id).in_([i for i, _ in keys])
+        )
+        query = query.group_by(col(f.runbook_id), col(f.revision), col(f.part), col(f.severity))
+        wanted = set(keys)
+        found: dict[str, list[tuple[str, str, int]]] = {}
+        with self._session() as session:
+            for i, revision, part, severity, n in session.execute(query).tuples():
+                if (i, revision) in wanted:
+                    found.setdefault(i, []).append((str(part), str(severity), n))
+        return {i: sorted(counts) for i, counts in found.items()}
+
+    # ------------------------------------------------------------------------------------ claims, skips, seen, comments
+
+    def claim(self, runbook_id: str, login: str) -> datetime:
+        """Take or renew a claim; returns when it ends."""
+        until = now() + CLAIM_FOR
+        values = {"runbook_id": runbook_id, "login": login, "expires_at": until, "assigned_by": ""}
+        query = insert(m.ReviewClaim).values(values)
+        with self._session() as session:
+            session.execute(
+                query.on_conflict_do_update(index_elements=["runbook_id", "login"], set_={"expires_at": until})
+            )
+        return until
+
+    def assign(self, runbook_id: str, login: str, by: str) -> None:
+        values = {"runbook_id": runbook_id, "login": login, "assigned_by": by, "expires_at": None}
+        query = insert(m.ReviewClaim).values(values)
+        with self._session() as session:
+            session.execute(
+                query.on_conflict_do_update(index_elements=["runbook_id", "login"], set_={"assigned_by": by})
+            )
+
+    def release(self, runbook_id: str, login: str) -> bool:
+        """End a claim or an assignment; False when there was none."""
+        mine = delete(m.ReviewClaim).where(
+            col(m.ReviewClaim.runbook_id) == runbook_id, col(m.ReviewClaim.login) == login
+        )
+        with self._session() as session:
+            return session.execute(mine.returning(col(m.ReviewClaim.login))).first() is not None
+
+    def claims(self, runbook_ids: Sequence[str]) -> dict[str, list[m.ReviewClaim]]:
+        """Assignments and claims that have not ended, by runbook."""
+        c = m.ReviewClaim
+        live = select(c).where(
+            col(c.runbook_id).in_(runbook_ids), (col(c.expires_at).is_(None)) | (col(c.expires_at) > now())
+        )
+        found: dict[str, list[m.ReviewClaim]] = {}
+        with self._session() as session:
+            for row in session.execute(live.order_by(col(c.created_at))).scalars():
+                found.setdefault(row.runbook_id, []).append(row)
+        return found
+
+    def skip(self, runbook_id: str, login: str) -> None:
+        values = {"runbook_id": runbook_id, "login": login}
+        with self._session() as session:
+            session.execute(insert(m.ReviewSkip).values(values).on_conflict_do_nothing())
+
+    def unskip(self, runbook_id: str, login: str) -> None:
+        mine = delete(m.ReviewSkip).where(col(m.ReviewSkip.runbook_id) == runbook_id, col(m.ReviewSkip.login) == login)
+        with self._session() as session:
+            session.execute(mine)
+
+    def see(self, finding_ids: Sequence[int], login: str) -> None:
+        if not finding_ids:
+            return
+        rows = [{"finding_id": i, "login": login} for i in sorted(set(finding_ids))]
+        with self._session() as session:
+            session.execute(insert(m.ReviewSeen).on_conflict_do_nothing(), rows)
+
+    def seen(self, runbook_id: str, revision: int, login: str) -> set[int]:
+        """Ids of the revision's findings that the person has seen."""
+        query = (
+            select(col(m.ReviewSeen.finding_id))
+            .join(m.Finding, col(m.Finding.id) == col(m.ReviewSeen.finding_id))
+            .where(
+                col(m.Finding.runbook_id) == runbook_id,
+                col(m.Finding.revision) == revision,
+                col(m.ReviewSeen.login) == login,
+            )
+        )
+        with self._session() as session:
+            return set(session.execute(query).scalars())
+
+    def comment(self, runbook_id: str, revision: int, login: str, words: str) -> None:
+        with self._session() as session:
+            session.add(m.ReviewComment(runbook_id=runbook_id, revision=revision, login=login, text=clean_text(words)))
+
+    def comments(self, runbook_id: str) -> Sequence[m.ReviewComment]:
+        query = select(m.ReviewComment).where(col(m.ReviewComment.runbook_id) == runbook_id)
+        with self._session() as session:
+            return session.execute(query.order_by(col(m.ReviewComment.id))).scalars().all()
+
+    # ------------------------------------------------------------------------------------------------- planted leaks
+
+    def plant(self, leak: m.KnownLeak) -> None:
+        with self._session() as session:
+            session.add(leak)
+
+    def planted(self, runbook_id: str) -> m.KnownLeak | None:
+        with self._session() as session:
+            return session.get(m.KnownLeak, runbook_id)
+
+    def planted_in(self, stage_id: int) -> Sequence[m.KnownLeak]:
+        with self._session() as session:
+            return session.execute(select(m.KnownLeak).where(col(m.KnownLeak.stage_id) == stage_id)).scalars().all()
+
+    # -------------------------------------------------------------------------------------------------- what was done
+
+    def verdicts(self, *, limit: int = 5000) -> Sequence[Any]:
+        """The newest verdicts of people, oldest first: (runbook_id, revision, reviewer, decision, created_at, since,
+        planted). `since`: when the revision began to wait."""
+        query = text(
+            "SELECT w.runbook_id, w.revision, w.reviewer, w.decision, w.created_at, r.created_at AS since, "
+            "k.runbook_id IS NOT NULL AS planted "
+            "FROM (SELECT * FROM review WHERE reviewer LIKE 'person:%' ORDER BY id DESC LIMIT :limit) w "
+            "JOIN runbook r ON r.id = w.runbook_id AND r.revision = w.revision "
+            "LEFT JOIN known_leak k ON k.runbook_id = w.runbook_id ORDER BY w.id"
+        )
+        with self._session() as session:
+            return session.execute(query, {"limit": limit}).all()
+
+
+def _person(login: str, decider: bool, needs: Mapping[int, int]) -> dict[str, Any]:
+    return {
+        "login": login,
+        "me": f"person:{login}",
+        "decider": decider,
+        "needs": canonical({str(k): v for k, v in needs.items()}),
+    }
+
+
+def _clauses(where: QueueFilter) -> tuple[str, dict[str, Any]]:
+    """SQL after WHERE …, and its values."""
+    values: dict[str, Any] = {}
+    clauses = "AND r.state <> 'superseded'"
+    states = {"open": "waiting", "approved": "approved", "rejected": "rejected", "consumed": "consumed"}
+    if where.mine:
+        clauses += _MINE
+    elif where.state in states:
+        clauses += " AND r.state = :state"
+        values["state"] = states[where.state]
+        if where.state == "open":
+            clauses += " AND (k.runbook_id IS NULL OR verdicts.mine = 0)"
+    if where.claimed:
+        clauses += " AND claims.own > 0"
+    if where.cycle_id is not None:
+        clauses += " AND c.id = :cycle_id"
+        values["cycle_id"] = where.cycle_id
+    if where.stage_id is not None:
+        clauses += " AND s.id = :stage_id"
+        values["stage_id"] = where.stage_id
+    if where.task_id:
+        clauses += " AND r.task_id = :task_id"
+        values["task_id"] = where.task_id
+    return clauses, values
