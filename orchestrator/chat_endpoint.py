@@ -32,6 +32,7 @@ class ContextFull(SamplerError):
 class Reply:
     text: str
     cut: bool  # the token limit ended it: what it would have been is unknown
+    tokens: int | None = None  # of prompt and reply together; None: the endpoint does not say
 
 
 class ChatEndpoint:
@@ -83,7 +84,9 @@ class ChatEndpoint:
             raise SamplerError(f"{self.where}: the answer has no choices[0].message.content") from error
         if not isinstance(text, str):
             raise SamplerError(f"{self.where}: the answer's content is no text (finish_reason {reason!r})")
-        return Reply(text=text, cut=reason == "length")
+        usage = answer.get("usage")
+        tokens = usage.get("total_tokens") if isinstance(usage, Mapping) else None
+        return Reply(text=text, cut=reason == "length", tokens=tokens if isinstance(tokens, int) else None)
 
     async def _only_model(self) -> str:
         listing = self._url.copy_with(path=self._url.path.removesuffix(_PATH) + "/models")

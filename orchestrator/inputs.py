@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 from orchestrator import models as m
+from orchestrator.rootfs import for_sandboxes
 from orchestrator.settings import Settings
 from orchestrator.store import Store
 from stages.backends.protocols import Backends, Sampler
 from stages.chat import Chat
 from stages.config import CycleConfig
-from stages.errors import ConfigError, ModelError
+from stages.errors import CheckpointError, ConfigError, ModelError, StoreError
 from stages.tasks.embedded import embedded_suite
 from stages.tasks.generate import PoolKind
 from stages.tasks.harbor import Suite, load_suite
@@ -40,6 +42,28 @@ def shipped_model() -> Path:
     return folder
 
 
+def base_folder(store: Store, reference: str) -> Path | None:
+    """The folder that `CycleConfig.model` takes, from a word of a form: a checkpoint's number, CYCLE/NAME, or a folder.
+
+    None for "shipped" and for nothing: the model that comes with the package.
+    Raises StoreError for an unknown checkpoint, CheckpointError for one that has no folder here.
+    """
+    if reference in ("", "shipped"):
+        return None
+    number, slash, name = reference.partition("/")
+    if not number.isdecimal() or len(number) > 9:
+        return Path(reference).expanduser()
+    row = store.checkpoints.named(int(number), name) if slash else store.checkpoints.get(int(number))
+    if row is None:
+        raise StoreError(f"Cycle {number} has no checkpoint {name!r}.")
+    folder = Path(row.path)
+    if not row.path or not folder.is_dir():
+        raise CheckpointError(
+            f"Checkpoint {row.id} ({row.name}) has no folder on this machine: its weights were removed."
+        )
+    return folder / "actor" if (folder / "actor").is_dir() else folder
+
+
 def model_folder(config: CycleConfig) -> Path:
     """The base model's folder, checked for what the loop needs before anything starts."""
     folder = config.model.expanduser().resolve() if config.model else shipped_model()
@@ -56,11 +80,6 @@ def model_folder(config: CycleConfig) -> Path:
 
 def refuse_unsupported(config: CycleConfig) -> None:
     """Raises ConfigError for settings that `stages.config` knows and cycles do not run yet."""
-    if config.rollout.harness != "shell":
-        raise ConfigError(
-            f'rollout.harness = "{config.rollout.harness}": only "shell" runs in cycles so far; set it in the recipe or '
-            "with --set rollout.harness=shell"
-        )
     if config.learner.backend != "torch":
         raise ConfigError("learner.backend: only 'torch' runs on this worker; 'megatron' needs a GPU worker")
 
@@ -111,11 +130,14 @@ def register_suites(store: Store, suites: Suites) -> None:
 def open_backends(config: CycleConfig, model: Path) -> Backends:
     """The embedded default: torch sampler and learner, bubblewrap. Raises ConfigError as `refuse_unsupported`."""
     refuse_unsupported(config)
+    if config.uses_harness("terminus2") and shutil.which("tmux", path="/usr/bin:/bin") is None:
+        raise ConfigError("the harness terminus2 needs tmux on this machine: install it, or set rollout.harness=shell")
     from stages.backends.learner.torch_learner import TorchLearner
     from stages.backends.sampler.embedded import EmbeddedSampler
     from stages.backends.sandbox.bubblewrap import BubblewrapBackend
 
     threads = config.learner.num_threads
+    known, default = for_sandboxes(Settings())
     return Backends(
         sampler=EmbeddedSampler(model, weight_version="Base", num_threads=config.rollout.sampler_threads),
         learner=TorchLearner(
@@ -126,7 +148,7 @@ def open_backends(config: CycleConfig, model: Path) -> Backends:
             seed=config.seed,
             use_rollout_routing_replay=config.learner.use_rollout_routing_replay,
         ),
-        sandbox=BubblewrapBackend(),
+        sandbox=BubblewrapBackend(rootfs=known, default_rootfs=default),
     )
 
 

@@ -7,15 +7,15 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict
 from importlib import metadata
 from typing import Any
 
+from orchestrator import lineage, transitions, workers
 from orchestrator import models as m
-from orchestrator import transitions, workers
+from orchestrator.costs import predict
 from orchestrator.embedded import database
 from orchestrator.inputs import load_suites, model_folder, refuse_unsupported
-from orchestrator.plan import estimate, stage_rows
+from orchestrator.plan import stage_rows
 from orchestrator.recipes import load_recipe
 from orchestrator.reconcile import reconcile_store
 from orchestrator.settings import Settings, get_settings
@@ -24,6 +24,15 @@ from stages.config import CycleConfig
 from stages.errors import ServiceError
 
 DISTRIBUTION = "terminal-rsi"
+CLOCKED = "the terminus2 harness waits by the clock: what a screen shows depends on the machine"
+
+
+class NotStarted(ServiceError):
+    """A cycle was stored, but no Prefect server took it: it is failed and can be resumed."""
+
+    def __init__(self, cycle_id: int, why: str) -> None:
+        super().__init__(why)
+        self.cycle_id = cycle_id
 
 
 def launch_cycle(
@@ -45,21 +54,34 @@ def launch_cycle(
     config = load_recipe(recipe, name=name, overrides=overrides)
     own = store or Store.open(database.url(settings), settings.artifacts)
     try:
-        refuse_unsupported(config)
-        model_folder(config)
-        load_suites(config, settings)  # a broken or overlapping suite is refused before anything is stored
-        cycle = create_cycle(own, config, actor=actor)
-        assert cycle.id is not None
-        _submit(own, cycle.id, previous=None, settings=settings)
-        return cycle.id
+        return launch_config(own, config, actor=actor, settings=settings)
     finally:
         if store is None:
             own.close()
 
 
+def launch_config(
+    store: Store, config: CycleConfig, *, actor: str, settings: Settings, cloned_from: int | None = None
+) -> int:
+    """As `launch_cycle`, for a configuration that is complete: the launch form's, perhaps a changed clone's."""
+    refuse_unsupported(config)
+    model_folder(config)
+    load_suites(config, settings)  # a broken or overlapping suite is refused before anything is stored
+    cycle = create_cycle(store, config, actor=actor, cloned_from=cloned_from)
+    assert cycle.id is not None
+    try:
+        _submit(store, cycle.id, previous=None, settings=settings)
+    except ServiceError as error:
+        raise NotStarted(cycle.id, str(error)) from error
+    return cycle.id
+
+
 def create_cycle(store: Store, config: CycleConfig, *, actor: str, cloned_from: int | None = None) -> m.Cycle:
     """Store a queued cycle and its stages. Checks the base model first: nothing is stored for one that is incomplete."""
     model_folder(config)
+    if config.fork is not None:
+        store.cycles.get(config.fork.cycle)
+        lineage.inherited(store, config.fork.cycle, config.fork.stage)
     values = config.model_dump(mode="json", by_alias=True)
     canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
     with store.transaction():
@@ -74,15 +96,20 @@ def create_cycle(store: Store, config: CycleConfig, *, actor: str, cloned_from: 
                 cloned_from_id=cloned_from,
                 code_version=metadata.version(DISTRIBUTION),
                 environment=_environment(config),
-                estimate=asdict(estimate(config)),
+                estimate=predict(store, config, like=cloned_from).values(),
                 created_by=actor,
+                digest_claim_void=CLOCKED if config.uses_harness("terminus2") else "",
             )
         )
         assert cycle.id is not None
         store.cycles.add_arm(m.Arm(cycle_id=cycle.id, name="main", retained=True))
         store.stages.plan(cycle.id, stage_rows(config))
         store.audit_trail.add(
-            actor, "cycle.launch", object_kind="cycle", object_id=cycle.id, payload={"recipe": config.recipe}
+            actor,
+            "cycle.launch",
+            object_kind="cycle",
+            object_id=cycle.id,
+            payload={"recipe": config.recipe, "cloned_from": cloned_from},
         )
     return cycle
 

@@ -14,8 +14,10 @@ from typing import Any, TypeVar
 
 from orchestrator.agents import Agent
 from orchestrator.attempt_log import LoggedBackend, LoggedSandbox
+from orchestrator.rootfs import for_sandboxes
+from orchestrator.settings import Settings
 from stages.backends.protocols import Backends, CommandResult, SandboxBackend, VerifierReport
-from stages.config import CycleConfig
+from stages.config import CycleConfig, RolloutConfig
 from stages.domain import CheckResult, CheckRole, CheckStatus, EndReason, Task, Trajectory, Verdict
 from stages.errors import ConfigError, ModelError, SamplerError, SandboxError, SandboxUnavailable, TaskError
 from stages.harness.shell import DONE
@@ -64,12 +66,16 @@ class LoadedTask:
 # --------------------------------------------------------------------------- before
 
 
-def sandbox_backend(name: str) -> SandboxBackend:
-    """A backend by name, not started. Raises ConfigError for an unknown name, SandboxUnavailable for an absent one."""
+def sandbox_backend(name: str, settings: Settings | None = None, rootfs: str | None = None) -> SandboxBackend:
+    """A backend by name, not started, with this installation's root filesystems; `rootfs`: the one for tasks that name none.
+
+    Raises ConfigError for an unknown name, SandboxUnavailable for an absent one.
+    """
+    known, default = for_sandboxes(settings or Settings(), rootfs)
     if name == "bubblewrap":
         from stages.backends.sandbox.bubblewrap import BubblewrapBackend
 
-        return BubblewrapBackend()
+        return BubblewrapBackend(rootfs=known, default_rootfs=default)
     if name != "docker":
         raise ConfigError(f"no sandbox backend {name!r}: use {' or '.join(BACKENDS)}")
     try:
@@ -78,7 +84,7 @@ def sandbox_backend(name: str) -> SandboxBackend:
         raise SandboxUnavailable(
             f"the Docker backend is not part of this installation ({error}): use --backend bubblewrap"
         ) from error
-    backend: SandboxBackend = DockerBackend()
+    backend: SandboxBackend = DockerBackend(rootfs=known, default_rootfs=default)
     return backend
 
 
@@ -187,6 +193,15 @@ def run_by_hand(
                 run(sandbox.close())
 
 
+def with_harness(config: CycleConfig, name: str) -> CycleConfig:
+    """`config` with another harness, whose observations have the usual length."""
+    rollout = config.rollout
+    if name == rollout.harness:
+        return config
+    update = {"harness": name, "observation_chars": RolloutConfig().observation_chars}
+    return config.model_copy(update={"rollout": rollout.model_copy(update=update)})
+
+
 def run_model(
     task: Task,
     model: Path,
@@ -198,7 +213,10 @@ def run_model(
     seed: int = 0,
     temperature: float | None = None,
 ) -> list[Attempt]:
-    """K attempts of a model folder, sampled as `config.evaluate` says, reproducible by `seed`. Raises ModelError."""
+    """K attempts of a model folder in `config.rollout`'s harness, sampled as `config.evaluate` says, reproducible by `seed`.
+
+    Raises ModelError.
+    """
     from stages.backends.learner.torch_learner import TorchLearner
     from stages.backends.sampler.embedded import EmbeddedSampler
     from stages.chat import Chat
@@ -224,7 +242,7 @@ def run_model(
             backends=backends,
             chat=chat,
             # one wave: `open` is then called in the order of attempts, as the logs' numbers assume
-            config=config.rollout.model_copy(update={"harness": "shell", "wave_size": attempts}),
+            config=config.rollout.model_copy(update={"wave_size": attempts}),
             sampling=sampling,
             seed=(seed, "tasks-run"),
             namespace=name,

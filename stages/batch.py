@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from stages.advantage import (
+    Estimator,
     Handover,
     SegmentNodes,
     TimeLimit,
     TrajectoryAdvantages,
+    node_positions,
     segment_nodes,
     trajectory_advantages,
     whiten,
@@ -79,13 +82,14 @@ def score(learner: Learner, config: RPRConfig, trajectories: Sequence[Trajectory
     """
     require_no_drift(trajectories)
     rewards = [reward.score(t) for t in trajectories]
-    segments = [(i, s) for i, t in enumerate(trajectories) for s in t.segments]
+    # a sub-call that is not trained on has no node (spec §3.4)
+    segments = [(i, s) for i, t in enumerate(trajectories) for s in t.segments if s.loss_mask.any()]
     plain = [_sequence(s) for _, s in segments]
-    values = learner.values(plain)
+    values = learner.values([_valued(s, config.estimator) for s in plain])
     ends = _end_values(learner, config, trajectories, segments)
     nodes: list[list[SegmentNodes]] = [[] for _ in trajectories]
     for (i, segment), v, end in zip(segments, values, ends, strict=True):
-        nodes[i].append(segment_nodes(segment, v, end_value=end))
+        nodes[i].append(segment_nodes(segment, v, end_value=end, estimator=config.estimator))
     sequences: list[TrainSequence] = []
     ev = EVBreakdown()
     excluded = 0
@@ -131,8 +135,18 @@ def score(learner: Learner, config: RPRConfig, trajectories: Sequence[Trajectory
             **_rollout_metrics(trajectories, rewards),
             **_handover_metrics(config, trajectories, nodes, rewards),
             "train/excluded": float(excluded),
+            **({} if config.estimator is Estimator.TB_GAE else {"advantage/lambda_token": config.lambda_token}),
         },
     )
+
+
+def _valued(sequence: TrainSequence, estimator: Estimator) -> TrainSequence:
+    """The tokens whose values are needed. `token_all` passes through observations too; the critic never trains on them."""
+    if estimator is not Estimator.TOKEN_ALL:
+        return sequence
+    mask = np.zeros(len(sequence.tokens), dtype=bool)
+    mask[node_positions(sequence.loss_mask, estimator)] = True
+    return replace(sequence, loss_mask=mask)
 
 
 def _sequence(segment: Segment) -> TrainSequence:
@@ -148,7 +162,7 @@ def _end_values(
     learner: Learner, config: RPRConfig, trajectories: Sequence[Trajectory], segments: Sequence[tuple[int, Segment]]
 ) -> list[float | None]:
     """V of the final prefix, where it is needed: truncated attempts that bootstrap, and summarised segments."""
-    counts = [len(t.segments) for t in trajectories]
+    counts = Counter(i for i, _ in segments)
     wanted = [
         counts[i] > 1 or (config.time_limit == "bootstrap" and trajectories[i].end_reason in TRUNCATED)
         for i, _ in segments
@@ -169,11 +183,13 @@ def _end_values(
 def _advantages(
     config: RPRConfig, nodes: Sequence[SegmentNodes], reward: float, trajectory: Trajectory
 ) -> TrajectoryAdvantages:
+    gamma, lam = config.clocks
     return trajectory_advantages(
         nodes,
         reward=reward,
-        gamma=config.gamma_turn,
-        lam=config.lambda_turn,
+        gamma=gamma,
+        lam=lam,
+        estimator=config.estimator,
         handover=Handover(config.handover),
         truncated=trajectory.end_reason in TRUNCATED,
         time_limit=TimeLimit(config.time_limit),
@@ -194,8 +210,9 @@ def _handover_metrics(
     ]
     if not summarised:
         return {}
+    gamma, lam = config.clocks
     return handover_metrics(
-        summarised, gamma=config.gamma_turn, lam=config.lambda_turn, time_limit=TimeLimit(config.time_limit)
+        summarised, gamma=gamma, lam=lam, estimator=config.estimator, time_limit=TimeLimit(config.time_limit)
     )
 
 

@@ -10,11 +10,13 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from stages.advantage import Estimator
 from stages.domain import Stratum
 from stages.rewards import Progress, RewardKind
 
 PositiveInt = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+HarnessName = Literal["shell", "terminus2"]
 
 
 class Strict(BaseModel):
@@ -34,14 +36,24 @@ class SamplingConfig(Strict):
 class RolloutConfig(Strict):
     """How attempts are run (spec §7)."""
 
-    harness: Literal["shell", "terminus2"] = "terminus2"
+    harness: HarnessName = "terminus2"
     max_turns: PositiveInt | None = None  # None: each task's own limit
     max_context_tokens: PositiveInt = 96_000  # input limit
     observation_chars: PositiveInt = 10_000
     wave_size: PositiveInt = 128  # attempts decoded together, in lockstep; ours
     lanes: PositiveInt = 2  # waves in flight: one decodes while the other's shells run; ours
     max_tokens_per_attempt: PositiveInt | None = None
+    # terminus2: when to summarise. accumulated=n: the conversation has n tokens; free_below=n: fewer than n are left
+    compaction: str = Field(default="accumulated=32000", pattern=r"^(off|(accumulated|free_below)=[1-9]\d{0,8})$")
+    train_summaries: bool = False  # sub-calls are turns that are trained on (spec §3.4)
     sampler_threads: PositiveInt | None = None  # embedded sampler; None: as torch has it
+
+    def compaction_at(self, context_len: int) -> int | None:
+        """Tokens of a conversation from which on it is summarised; None: never."""
+        rule, _, n = self.compaction.partition("=")
+        if rule == "off":
+            return None
+        return int(n) if rule == "accumulated" else min(self.max_context_tokens, context_len) - int(n) + 1
 
 
 class TaskDraw(Strict):
@@ -74,6 +86,7 @@ class ReviewConfig(Strict):
 
 class ReplayConfig(Strict):
     attempts_per_runbook: PositiveInt = 4  # M (spec §2.1)
+    harness: HarnessName | None = None  # the target harness; None: rollout.harness
     sampling: SamplingConfig = SamplingConfig()
     only_faithful: bool = False  # keep only replays with no turn beyond the runbook and no failed command; ours
     control_runbooks: int = Field(default=0, ge=0)  # also replay this many with no and with another task's runbook
@@ -136,7 +149,11 @@ class RPRConfig(Strict):
     profile: ProfileConfig = ProfileConfig()
     warmup: WarmupConfig = WarmupConfig()
     inherit_critic: bool = True
+    critic_reset: Literal["cold", "seed"] | None = (
+        None  # instead of the parent's critic: zero head, or φ_seed (spec §2.4)
+    )
     num_critic_only_steps: Literal[4] = 4
+    calibrate: bool = True  # False leaves the four updates out: in experiments only
     joint_steps: PositiveInt = 20
     keep_steps: tuple[PositiveInt, ...] = ()  # candidates for selection; empty: the last step only
     draw: TaskDraw = TaskDraw()
@@ -152,8 +169,12 @@ class RPRConfig(Strict):
     value_clip: float = Field(default=4.00, gt=0)
     actor_clip_grad: float = Field(default=1.0, gt=0)
     critic_clip_grad: float = Field(default=100.0, gt=0)
-    gamma_turn: Fraction = 1.0
+    estimator: Estimator = Estimator.TB_GAE  # the token baselines are for experiments (spec §3.1)
+    gamma_turn: Fraction = 1.0  # clocks of tb_gae
     lambda_turn: Fraction = 1.0
+    gamma_token: Fraction = 1.0  # clocks of token_all and token_policy
+    lambda_token: Fraction = 1.0
+    lambda_token_per_turn: Fraction | None = None  # λ_token = this^(1 / mean nodes per turn of the profiling attempts)
     whiten_advantages: bool = False
     time_limit: Literal["terminal", "bootstrap", "mask"] = "terminal"
     handover: Literal["full", "value_only", "none"] = "full"
@@ -164,7 +185,38 @@ class RPRConfig(Strict):
             raise ValueError("over_sampling_batch_size must be at least global_batch_size")
         if any(s > self.joint_steps for s in self.keep_steps):
             raise ValueError("keep_steps names a step beyond joint_steps")
+        if self.critic_reset and not self.inherit_critic:
+            raise ValueError(
+                "inherit_critic = false warms a new critic up, critic_reset replaces it without: choose one"
+            )
+        if self.lambda_token_per_turn is not None and self.estimator is Estimator.TB_GAE:
+            raise ValueError("lambda_token_per_turn is a clock of token_all and token_policy; tb_gae has lambda_turn")
+        if self.lambda_token_per_turn is not None and self.lambda_token != 1.0:
+            raise ValueError("give lambda_token or lambda_token_per_turn, not both")
         return self
+
+    @property
+    def critic_only_steps(self) -> int:
+        """Calibration updates that this stage really makes."""
+        return self.num_critic_only_steps if self.calibrate else 0
+
+    @property
+    def clocks(self) -> tuple[float, float]:
+        """(γ, λ) of the chosen estimator: per turn for `tb_gae`, per token otherwise."""
+        if self.estimator is Estimator.TB_GAE:
+            return self.gamma_turn, self.lambda_turn
+        return self.gamma_token, self.lambda_token
+
+    def departures(self) -> tuple[str, ...]:
+        """What makes this stage non-standard, for labels; () for the specification's own recipe."""
+        found = []
+        if not self.calibrate:
+            found.append("no calibration")
+        if self.critic_reset:
+            found.append(f"critic reset: {self.critic_reset}")
+        if self.estimator is not Estimator.TB_GAE:
+            found.append(f"advantages: {self.estimator.value}")
+        return tuple(found)
 
 
 class EvaluateConfig(Strict):
@@ -184,6 +236,13 @@ class LearnerConfig(Strict):
     use_rollout_routing_replay: bool = True
 
 
+class ForkConfig(Strict):
+    """Where a cycle begins instead of at Base: after a finished stage of another cycle."""
+
+    cycle: PositiveInt
+    stage: str  # e.g. "RSR-2"; its checkpoint is the parent of this cycle's first stage
+
+
 class CycleConfig(Strict):
     """One cycle: the loop from Base to the last checkpoint."""
 
@@ -191,6 +250,10 @@ class CycleConfig(Strict):
     recipe: str = "paper"
     seed: int = Field(default=0, ge=0, lt=2**31)
     rounds: int = Field(default=2, ge=1, le=8)
+    direct_ppo: bool = False  # no RSR stages: RPR straight from Base (spec §2.4)
+    fork: ForkConfig | None = None  # None: from Base
+    last_stage: str = ""  # stop after this stage; empty: after the last one
+    experiment: str = ""  # "NAME/ARM" of the experiment that it belongs to
     model: Path | None = None  # Hugging Face folder; None: the model that ships with the package
     pool: Path | Literal["embedded"] = "embedded"
     pool_size: PositiveInt = 1200  # embedded pool only
@@ -213,7 +276,16 @@ class CycleConfig(Strict):
             raise ValueError(
                 "the pool is yours, so name your own validation_suite: what selects must be like what trains"
             )
+        if not self.experiment and not all(r.calibrate for r in self.rpr):
+            raise ValueError(
+                "rpr.calibrate = false: exactly four critic-only updates are the contract (spec §2.3); only an experiment's "
+                "arm may leave them out (`rsi experiment run`)"
+            )
         return self
+
+    def uses_harness(self, name: HarnessName) -> bool:
+        """Whether any phase runs attempts in this harness."""
+        return name in (self.rollout.harness, *(r.replay.harness for r in self.rsr))
 
     def rsr_of(self, round_: int) -> RSRConfig:
         """Settings of round 1, 2, …"""

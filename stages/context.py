@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stages.backends.protocols import Backends
 from stages.chat import Chat
-from stages.config import RolloutConfig, SamplingConfig
+from stages.config import HarnessName, RolloutConfig, SamplingConfig
 from stages.domain import Phase, Task, Trajectory
 from stages.records import AttemptFinished, Progress, Record
 from stages.rollout import AttemptSpec, run_attempts
@@ -25,6 +25,10 @@ class StageContext:
     namespace: str  # the cycle's own id: makes record ids unique, and never touches a random choice
     max_new_tokens: int  # output tokens per turn while training
     work_dir: Path  # step checkpoints and candidates; safe to delete once the stage is done
+
+    def with_harness(self, name: HarnessName | None) -> StageContext:
+        """The same services with another harness; None: as it is."""
+        return self if name is None else replace(self, rollout=self.rollout.model_copy(update={"harness": name}))
 
 
 def attempts(

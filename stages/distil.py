@@ -14,11 +14,12 @@ import numpy as np
 from stages.backends.learner.checkpoint import MANIFEST
 from stages.backends.protocols import Learner, OptimConfig, TrainSequence
 from stages.chat import Chat
-from stages.config import DistilConfig, EvaluateConfig
+from stages.config import DistilConfig, EvaluateConfig, HarnessName
 from stages.context import StageContext
-from stages.domain import Phase, Task
+from stages.domain import Phase, Segment, Task
 from stages.errors import BatchError
 from stages.evaluate import Option, select
+from stages.harness.terminus2.prompt import runbook_block, runbook_lines
 from stages.records import PhaseDone, PhaseStarted, Progress, Record, StepDone
 from stages.replay import Demonstration
 from stages.seeds import rng
@@ -36,17 +37,18 @@ def distil(
     actor_dir: Path,
     critic_dir: Path | None,
     selected: str | None = None,
+    harness: HarnessName | None = None,
 ) -> Generator[Record, None, Option]:
     """Trains the actor on accepted replays and keeps the best candidate on validation ("parent" = discard).
 
     `selected`: what an interrupted run had already kept. Training that was saved whole is not repeated; one that was
-    interrupted starts again from the parent. Raises BatchError when there is nothing to learn from.
+    interrupted starts again from the parent. `harness`: the one that replayed; None: the rollout's. Raises BatchError when there is nothing to learn from.
     """
     if not demonstrations:
         raise BatchError(
             "distillation has no accepted replay: no runbook passed review and replay. Explore more tasks or look at the findings."
         )
-    by_task = _sequences(ctx.chat, config, demonstrations, tasks)
+    by_task = _sequences(ctx.chat, config, demonstrations, tasks, harness or ctx.rollout.harness)
     learner = ctx.backends.learner
     learner.load(actor_dir, None)
     learner.start_phase(actor=OptimConfig(lr=config.lr, clip_grad=config.clip_grad), critic=None)
@@ -126,28 +128,53 @@ def _batches(
 
 
 def _sequences(
-    chat: Chat, config: DistilConfig, demonstrations: Sequence[Demonstration], tasks: Mapping[str, Task]
+    chat: Chat,
+    config: DistilConfig,
+    demonstrations: Sequence[Demonstration],
+    tasks: Mapping[str, Task],
+    harness: HarnessName,
 ) -> dict[str, list[list[TrainSequence]]]:
     by_task: dict[str, list[list[TrainSequence]]] = defaultdict(list)
     for demo in demonstrations:
-        by_task[demo.trajectory.task_id].append(_execution(chat, config, demo, tasks[demo.trajectory.task_id]))
+        segments = [s for s in demo.trajectory.segments if s.loss_mask.any()]
+        if config.distil_prompt == "as_executed":
+            execution = [_sequence(s, s.tokens[:0], 0) for s in segments]
+        elif harness == "shell":
+            execution = _without_task_runbook(chat, demo, tasks[demo.trajectory.task_id], segments)
+        else:
+            execution = [_without_block(chat, demo, s) for s in segments]
+        by_task[demo.trajectory.task_id].append(execution)
     return dict(by_task)
 
 
-def _execution(chat: Chat, config: DistilConfig, demo: Demonstration, task: Task) -> list[TrainSequence]:
-    """The segments of one replay; with `without_runbook`, the runbook is cut out of each prompt, ids kept otherwise."""
+def _without_task_runbook(
+    chat: Chat, demo: Demonstration, task: Task, segments: Sequence[Segment]
+) -> list[TrainSequence]:
+    """The segments of one replay with the runbook cut out of each prompt, ids kept otherwise."""
     book = chat.encode(chat.render([chat.task_message(task.instruction, demo.runbook)], generate=False))
     plain = chat.encode(chat.render([chat.task_message(task.instruction)], generate=False))
-    out = []
-    for segment in demo.trajectory.segments:
-        tokens, mask, log_probs = segment.tokens, segment.loss_mask, segment.rollout_log_probs
-        if config.distil_prompt == "without_runbook":
-            if tokens[: len(book)].tolist() != book:
-                raise BatchError(
-                    f"replay {demo.trajectory.id}: its prompt does not start with the runbook's task message"
-                )
-            tokens = np.concatenate([np.asarray(plain, dtype=np.int32), tokens[len(book) :]])
-            mask = np.concatenate([np.zeros(len(plain), dtype=bool), mask[len(book) :]])
-            log_probs = np.concatenate([np.zeros(len(plain), dtype=np.float32), log_probs[len(book) :]])
-        out.append(TrainSequence(tokens=tokens, loss_mask=mask, rollout_log_probs=log_probs))
-    return out
+    if any(s.tokens[: len(book)].tolist() != book for s in segments):
+        raise BatchError(f"replay {demo.trajectory.id}: its prompt does not start with the runbook's task message")
+    return [_sequence(s, np.asarray(plain, dtype=np.int32), len(book)) for s in segments]
+
+
+def _without_block(chat: Chat, demo: Demonstration, segment: Segment) -> TrainSequence:
+    """Terminus-2: the runbook's part of the first message is cut out of what precedes the first sampled token."""
+    first = int(np.flatnonzero(segment.loss_mask)[0])
+    text, block = (
+        chat.decode(segment.tokens[:first].tolist()),
+        runbook_block([chat.clean(x) for x in runbook_lines(demo.runbook) or ()]),
+    )
+    if block not in text:
+        raise BatchError(f"replay {demo.trajectory.id}: its prompt does not hold the runbook")
+    return _sequence(segment, np.asarray(chat.encode(text.replace(block, "")), dtype=np.int32), first)
+
+
+def _sequence(segment: Segment, prefix: np.ndarray, cut: int) -> TrainSequence:
+    """`segment` with its first `cut` tokens, none of them sampled, replaced by `prefix`."""
+    n = len(prefix)
+    return TrainSequence(
+        tokens=np.concatenate([prefix, segment.tokens[cut:]]),
+        loss_mask=np.concatenate([np.zeros(n, dtype=bool), segment.loss_mask[cut:]]),
+        rollout_log_probs=np.concatenate([np.zeros(n, dtype=np.float32), segment.rollout_log_probs[cut:]]),
+    )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from stages.backends.learner.checkpoint import MANIFEST, digest_weights
+from stages.clock import with_token_clock
 from stages.config import EvaluateConfig, RPRConfig, RSRConfig
 from stages.context import StageContext, serve
 from stages.distil import distil
@@ -22,7 +23,7 @@ from stages.replay import Demonstration, replay
 from stages.review import ModelReviewer, PolicyMode, ReviewContext, review_runbook, review_with_model
 from stages.rewrite import Planner, rewrite
 from stages.tasks.harbor import Suite
-from stages.warmup import warm_up
+from stages.warmup import cold_critic, warm_up
 
 SEED_CRITIC = "seed critic"  # what the checkpoint of a warm-up is called
 
@@ -116,6 +117,7 @@ def run_rsr(
         actor_dir=parent.actor,
         critic_dir=parent.critic,
         selected=finished.selected(Phase.DISTIL),
+        harness=config.replay.harness,
     )
     critic = parent.critic if chosen.is_parent else _critic_beside(chosen.actor_dir)
     if _digest(critic) != _digest(parent.critic):
@@ -173,7 +175,8 @@ def _review(
             sources.get(book.source_trajectory_id),
             max_lines=config.review.max_lines,
             max_line_chars=config.review.max_line_chars,
-            literal_lines=ctx.rollout.harness == "shell",  # it types every line, so every literal is a value
+            # of the harness that replays: this one types every line, so every literal is a value
+            literal_lines=ctx.with_harness(config.replay.harness).rollout.harness == "shell",
         )
         rules = review_runbook(book, context, PolicyMode(config.review.policy))
         verdicts = [rules]
@@ -215,16 +218,22 @@ def run_rpr(
     validation: Suite,
     finished: Finished | None = None,
 ) -> Generator[Record, None, Weights]:
-    """RPR-k: profile, warm up (without a critic to inherit), calibrate, joint PPO, select (spec §2.2, §2.3)."""
+    """RPR-k: profile, warm up (without a critic to inherit), calibrate, joint PPO, select (spec §2.2, §2.3).
+
+    `parent.critic`: the critic that enters. With `critic_reset: seed` the caller gives φ_seed; with `cold` it is ignored.
+    """
     finished = finished or NothingFinished()
     profiled, scales = finished.trajectories(Phase.PROFILE), finished.scales()
     if profiled is None or scales is None:
         serve(ctx, parent.actor, parent_name)
         profiled, scales = yield from profile(ctx, config, pool)
     profiled = [t for t in profiled if t.verdict.counts]
+    config = with_token_clock(config, profiled)
     reward = reward_model(config, scales)
     critic = parent.critic if config.inherit_critic else None
-    if critic is None:
+    if config.critic_reset == "cold":
+        critic = cold_critic(ctx, config, actor_dir=parent.actor)
+    elif critic is None:
         critic = ctx.work_dir / "seed-critic" / "critic"
         if not (critic.parent / MANIFEST).exists():
             critic = yield from warm_up(ctx, config, profiled, reward, actor_dir=parent.actor)

@@ -29,6 +29,7 @@ def replay(
     ctx: StageContext, config: ReplayConfig, books: Sequence[Runbook], tasks: Mapping[str, Task]
 ) -> Generator[Record, None, list[Demonstration]]:
     """Returns the accepted replays. The arms "none" and "other" only measure what the runbook is worth."""
+    ctx = ctx.with_harness(config.harness)
     plan = _plan(ctx, config, books, tasks)
     yield PhaseStarted(phase=Phase.REPLAY, total=len(plan))
     done = yield from attempts(ctx, Phase.REPLAY, [spec for _, _, spec in plan], config.sampling)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -44,7 +45,7 @@ class Codec(Protocol):
 class Ledger:
     """The tokens of one attempt, in segments."""
 
-    def __init__(self, codec: Codec, prompt_text: str) -> None:
+    def __init__(self, codec: Codec, prompt_text: str = "") -> None:
         self._codec = codec
         self.boundaries: dict[Boundary, int] = {}
         self._done: list[Segment] = []
@@ -65,6 +66,11 @@ class Ledger:
         return self._tokens
 
     @property
+    def has_sample(self) -> bool:
+        """Whether the open segment holds a sampled token."""
+        return any(self._mask)
+
+    @property
     def segment_index(self) -> int:
         return len(self._done)
 
@@ -75,10 +81,7 @@ class Ledger:
 
     def add_sample(self, answer: GenerateAnswer, turn: int) -> tuple[int, int]:
         """Append what was sampled, as it came. Returns its [start, end) in the open segment."""
-        if len(answer.output_ids) != len(answer.output_token_logprobs):
-            raise DriftError(
-                f"{answer.rid}: {len(answer.output_ids)} ids but {len(answer.output_token_logprobs)} log-probs"
-            )
+        _require_log_probs(answer)
         start, n = len(self._tokens), len(answer.output_ids)
         self._tokens += answer.output_ids
         self._mask += [True] * n
@@ -87,9 +90,7 @@ class Ledger:
         self._versions.append(answer.weight_version)
         if answer.routed_experts is not None:
             self._experts.append(answer.routed_experts)
-        self._raw.append(
-            json.dumps({"segment": self.segment_index, "start": start, "output_ids": list(answer.output_ids)})
-        )
+        self._raw.append(_raw(self.segment_index, start, answer, trained=True))
         return start, len(self._tokens)
 
     def extend(self, rendered: str) -> Boundary:
@@ -106,12 +107,53 @@ class Ledger:
             if len(rendered) > len(text) and rendered.startswith(text):
                 outcome, rest = Boundary.RETOKENISED, self._codec.encode(rendered[len(text) :])
         if outcome is Boundary.NEW_CHUNK:
-            self._close()
+            self.close_segment()
             self._open(full)
         else:
             self._append_context(rest)
         self.boundaries[outcome] = self.boundaries.get(outcome, 0) + 1
         return outcome
+
+    def start_segment(self, rendered: str) -> None:
+        """A new prompt that need not extend anything: the first of an attempt, or what a summary left."""
+        self.close_segment()
+        self._open(self._codec.encode(rendered))
+
+    def close_segment(self) -> None:
+        """The open segment is whole; what comes next are sub-calls, or `start_segment`.
+
+        What followed its last sampled token stays, as the state that was summarised; routes exist for sampled prefixes only.
+        """
+        if any(self._mask):
+            whole = self._segment()
+            self._done.append(whole if whole.rollout_routed_experts is None else _until_last_sample(whole))
+        self._open([])
+
+    def add_subcall(
+        self, kind: str, prompt: Sequence[int], answer: GenerateAnswer, turn: int | None
+    ) -> tuple[int, int]:
+        """A sub-call as a segment of its own (spec §3.4), between two policy segments. Returns its sampled [start, end).
+
+        `turn`: its index where sub-calls are trained on, one turn each; None: recorded with m = 0.
+        """
+        _require_log_probs(answer)
+        start, n, trained = len(prompt), len(answer.output_ids), turn is not None
+        log_probs = answer.output_token_sampling_logprobs or answer.output_token_logprobs
+        self._raw.append(_raw(len(self._done), start, answer, trained=trained))
+        self._done.append(
+            Segment(
+                tokens=np.asarray([*prompt, *answer.output_ids], dtype=np.int32),
+                loss_mask=np.asarray([False] * start + [trained] * n, dtype=bool),
+                rollout_log_probs=np.asarray(
+                    [0.0] * start + [*(log_probs if trained else [0.0] * n)], dtype=np.float32
+                ),
+                turn_ids=np.asarray([-1] * start + [-1 if turn is None else turn] * n, dtype=np.int32),
+                kind=kind,
+                rollout_routed_experts=answer.routed_experts if trained else None,
+                weight_versions=(answer.weight_version,),
+            )
+        )
+        return start, start + n
 
     def _append_context(self, ids: Sequence[int]) -> None:
         self._tokens += ids
@@ -138,10 +180,6 @@ class Ledger:
             return rest or None
         return None
 
-    def _close(self) -> None:
-        if any(self._mask):
-            self._done.append(self._segment())
-
     def _segment(self) -> Segment:
         return Segment(
             tokens=np.asarray(self._tokens, dtype=np.int32),
@@ -153,40 +191,55 @@ class Ledger:
         )
 
     def segments(self) -> tuple[Segment, ...]:
-        """All segments that hold a sampled token, cut after the last one (what follows conditions nothing)."""
-        open_ = self._segment()
-        last = int(np.flatnonzero(open_.loss_mask)[-1]) + 1 if any(self._mask) else 0
-        if not last:
-            return tuple(self._done)
-        cut = Segment(
-            tokens=open_.tokens[:last],
-            loss_mask=open_.loss_mask[:last],
-            rollout_log_probs=open_.rollout_log_probs[:last],
-            turn_ids=open_.turn_ids[:last],
-            rollout_routed_experts=None
-            if open_.rollout_routed_experts is None
-            else open_.rollout_routed_experts[: last - 1],
-            weight_versions=open_.weight_versions,
-        )
-        return (*self._done, cut)
+        """All segments that hold a sampled token, the last one cut after it (what follows conditions nothing)."""
+        return (*self._done, _until_last_sample(self._segment())) if any(self._mask) else tuple(self._done)
 
     def raw_answers(self) -> tuple[str, ...]:
         return tuple(self._raw)
 
 
+def _until_last_sample(s: Segment) -> Segment:
+    last = int(np.flatnonzero(s.loss_mask)[-1]) + 1
+    return replace(
+        s,
+        tokens=s.tokens[:last],
+        loss_mask=s.loss_mask[:last],
+        rollout_log_probs=s.rollout_log_probs[:last],
+        turn_ids=s.turn_ids[:last],
+        rollout_routed_experts=None if s.rollout_routed_experts is None else s.rollout_routed_experts[: last - 1],
+    )
+
+
+def _require_log_probs(answer: GenerateAnswer) -> None:
+    if len(answer.output_ids) != len(answer.output_token_logprobs):
+        raise DriftError(
+            f"{answer.rid}: {len(answer.output_ids)} ids but {len(answer.output_token_logprobs)} log-probs"
+        )
+
+
+def _raw(segment: int, start: int, answer: GenerateAnswer, *, trained: bool) -> str:
+    """The stored form of one sampler answer: what the drift proof recomputes from."""
+    document = {"segment": segment, "start": start, "output_ids": list(answer.output_ids)}
+    return json.dumps(document if trained else {**document, "trained": False})
+
+
 def count_drift(trajectory: Trajectory) -> int:
-    """Loss-region tokens that differ from the stored raw sampler answers: must be 0 (spec §6.1)."""
-    expected: dict[tuple[int, int], int] = {}
+    """Loss-region tokens that differ from the stored raw sampler answers: must be 0 (spec §6.1).
+
+    Sub-calls with m = 0 are compared too, and must be outside the loss region.
+    """
+    expected: dict[tuple[int, int], tuple[int, bool]] = {}
     for raw in trajectory.raw_answers:
         answer = json.loads(raw)
         for offset, token in enumerate(answer["output_ids"]):
-            expected[answer["segment"], answer["start"] + offset] = token
+            expected[answer["segment"], answer["start"] + offset] = token, answer.get("trained", True)
     drift = 0
     for index, segment in enumerate(trajectory.segments):
-        if segment.kind != "policy":
-            continue
         for j in np.flatnonzero(segment.loss_mask):
-            drift += expected.pop((index, int(j)), None) != int(segment.tokens[j])
+            drift += expected.pop((index, int(j)), None) != (int(segment.tokens[j]), True)
+        for at in [at for at in expected if at[0] == index and at[1] < len(segment.tokens)]:
+            if expected[at] == (int(segment.tokens[at[1]]), False):
+                del expected[at]
     return drift + len(expected)
 
 

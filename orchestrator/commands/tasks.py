@@ -101,11 +101,23 @@ def run(
             show_default=False,
         ),
     ],
+    harness: Annotated[
+        str,
+        typer.Option(help="How a model acts: shell (one command a turn) or terminus2 (keystrokes as JSON, in tmux)."),
+    ] = "shell",
     attempts: Annotated[int, typer.Option(min=1, max=1000, metavar="K", help="Attempts in fresh sandboxes.")] = 1,
     need: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Attempts that must pass for exit code 0.", show_default="K")
     ] = None,
     backend: Annotated[str, typer.Option(help="bubblewrap or docker.")] = "bubblewrap",
+    rootfs: Annotated[
+        str | None,
+        typer.Option(
+            help="Root filesystem for a task that names none (`rsi rootfs`).",
+            show_default="$RSI_ROOTFS, else this machine's",
+            metavar="NAME|DIR",
+        ),
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="Model name at the URL.", show_default="the only one it lists")
     ] = None,
@@ -132,7 +144,7 @@ def run(
     """Run one task in a real sandbox and show every check of its verifier.
 
     `oracle` runs the task's solution, `nop` does nothing, `shell` gives you the sandbox line by line (Ctrl-D or `done`
-    ends it and verifies). Models get one command a turn. A key for a URL is read from OPENAI_API_KEY and never logged.
+    ends it and verifies). Models get one command a turn, or with `--harness terminus2` a terminal. A key for a URL is read from OPENAI_API_KEY and never logged.
 
     The exit code is the verdict: 0 passed, 1 failed, 3 no verdict (sandbox, model or verifier broke), 2 could not start.
 
@@ -157,8 +169,8 @@ def run(
     with task_runs.loaded_task(folder) as loaded:
         task_runs.require_runnable(loaded, backend, anyway=anyway)
         task = loaded.task
-        start = _agent(agent, task, attempts, model, temperature, prompt, seed, quiet=json)
-        sandboxes = task_runs.sandbox_backend(backend)
+        start = _agent(agent, task, attempts, model, temperature, prompt, seed, harness, quiet=json)
+        sandboxes = task_runs.sandbox_backend(backend, terminal.settings(), rootfs)
         place = task_runs.fresh_log_folder(log or _default_log(task.id))
         done = start(LoggedBackend(sandboxes, place))
     shown = address(agent) if "://" in agent else agent
@@ -179,6 +191,7 @@ def _agent(
     temperature: float | None,
     prompt: str | None,
     seed: int,
+    harness: str,
     *,
     quiet: bool,
 ) -> Callable[[LoggedBackend], Sequence[Attempt]]:
@@ -186,7 +199,13 @@ def _agent(
     from orchestrator import task_runs
     from stages.errors import ConfigError
 
+    if harness not in ("shell", "terminus2"):
+        raise ConfigError(f"--harness {harness!r} is nothing known: shell or terminus2")
+    if harness == "terminus2" and prompt is not None:
+        raise ConfigError("--prompt has no meaning for --harness terminus2: its first message states its protocol")
     remote = "://" in agent
+    if harness != "shell" and not remote and agent in ("oracle", "nop", "shell"):
+        raise ConfigError(f"--harness has no meaning for --agent {agent}; leave it out")
     for option, value, fits in (
         ("--model", model, remote),
         ("--prompt", prompt, remote),
@@ -208,11 +227,14 @@ def _agent(
 
         from orchestrator.agents import RemoteAgent
         from orchestrator.chat_endpoint import KEY_VARIABLE, ChatEndpoint
+        from stages.chat import Prompts
+        from stages.config import RolloutConfig
 
         if prompt is not None and "{instruction}" not in prompt:
             raise ConfigError("--prompt holds no {instruction}: the model would not see the task")
         endpoint = ChatEndpoint(agent, model=model, temperature=temperature, key=os.environ.get(KEY_VARIABLE))
-        speaks = RemoteAgent(endpoint, prompt=prompt) if prompt is not None else RemoteAgent(endpoint)
+        rollout = RolloutConfig.model_validate({"harness": harness})
+        speaks = RemoteAgent(endpoint, config=rollout, prompt=prompt or Prompts().act)
         return lambda sandboxes: task_runs.run_agent(task, speaks, sandboxes, attempts)
     from orchestrator.commands.serve import named_model
 
@@ -222,7 +244,7 @@ def _agent(
             f"--agent {agent!r} is nothing known: oracle, nop, shell, {CHECKPOINT}ID, a model folder, or http(s)://…"
         )
     found = named_model(agent.removeprefix(CHECKPOINT), folders=not stored)
-    config = found.config()
+    config = task_runs.with_harness(found.config(), harness)
     return lambda sandboxes: task_runs.run_model(
         task, found.folder, found.name, config, sandboxes, attempts, seed=seed, temperature=temperature
     )

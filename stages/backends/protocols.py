@@ -188,10 +188,14 @@ class Capability:
     detail: str
 
 
-class Sandbox(Protocol):
-    """One attempt's machine: fresh filesystem, one persistent bash, no network."""
+class Shell(Protocol):
+    """All that a harness may do in a sandbox."""
 
     async def run(self, command: str, *, timeout_s: float | None = None) -> CommandResult: ...
+
+
+class Sandbox(Shell, Protocol):
+    """One attempt's machine: fresh filesystem, one persistent bash, no network."""
 
     async def verify(self) -> VerifierReport:
         """Kill every process of the agent, then run the task's tests in a second, fresh sandbox on the final state."""

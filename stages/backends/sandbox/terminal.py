@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 
-from stages.backends.protocols import Sandbox
+from stages.backends.protocols import Shell
 from stages.errors import SandboxError
 
 _SESSION = "rsi"
@@ -27,7 +27,7 @@ _PATIENCE_S = 15.0
 class Terminal:
     """One screen of `columns` × `rows` characters. Not for two users at once."""
 
-    def __init__(self, sandbox: Sandbox, *, columns: int = 160, rows: int = 40) -> None:
+    def __init__(self, sandbox: Shell, *, columns: int = 160, rows: int = 40) -> None:
         self._sandbox = sandbox
         self._size = f"-x {columns} -y {rows}"
         self._seen = ""
