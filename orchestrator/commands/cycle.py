@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -59,6 +59,7 @@ def launch(
         rsi cycle launch my-recipe.toml --model ~/models/qwen3-0.6b --pool ~/tasks/train
     """
     from orchestrator.launch import launch_cycle
+    from orchestrator.recipes import parse_overrides
 
     overrides = parse_overrides(override or [])
     for key, value in (
@@ -217,28 +218,6 @@ def logs(
 
 
 # --------------------------------------------------------------------------- input
-
-
-def parse_overrides(pairs: list[str]) -> dict[str, Any]:
-    """`["rounds=1", "name=x"]` as {"rounds": 1, "name": "x"}: TOML values, and plain words as text.
-
-    Raises:
-        ConfigError: no `=`, or no key.
-    """
-    import tomllib
-
-    from stages.errors import ConfigError
-
-    found: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f"--set {pair!r} is no KEY=VALUE. Example: --set rounds=1")
-        try:
-            found[key.strip()] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            found[key.strip()] = value.strip()
-    return found
 
 
 def _state(word: str) -> m.CycleState:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ def load_recipe(recipe: str, *, name: str | None = None, overrides: Mapping[str,
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
     for key, value in (overrides or {}).items():
-        _set(values, key, value)
+        override(values, key, value)
     values["name"] = name or values.get("name") or str(values.get("recipe", path.stem))
     return parse_config(values, str(path))
 
@@ -50,17 +50,55 @@ def parse_config(values: Mapping[str, Any], source: str) -> CycleConfig:
         raise ConfigError(f"{source} cannot be used:\n" + "\n".join(lines)) from error
 
 
-def _set(values: dict[str, Any], dotted: str, value: Any) -> None:
+def parse_overrides(pairs: Sequence[str]) -> dict[str, Any]:
+    """`["rounds=1", "name=x"]` as {"rounds": 1, "name": "x"}: TOML values, and plain words as text.
+
+    Raises:
+        ConfigError: no `=`, or no key.
+    """
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set {pair!r} is no KEY=VALUE. Example: --set rounds=1")
+        try:
+            found[key.strip()] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[key.strip()] = value.strip()
+    return found
+
+
+def override(values: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set one key of a recipe's values; `*` in place of an index means every entry of the list.
+
+    Raises ConfigError when the path leads nowhere.
+    """
+    head, star, tail = dotted.partition(".*.")
+    if star:
+        entries = values.get(head)
+        if not isinstance(entries, list):
+            raise ConfigError(f"override {dotted}: {head!r} is no list, so it has no .*.")
+        for i in range(len(entries)):
+            override(values, f"{head}.{i}.{tail}", value)
+        return
     *parents, last = dotted.split(".")
     at: Any = values
     for part in parents:
-        if isinstance(at, list):
-            if not part.isdigit() or int(part) >= len(at):
-                raise ConfigError(f"override {dotted}: {part!r} is not an index of a list of {len(at)}")
-            at = at[int(part)]
-        else:
-            at = at.setdefault(part, {})
-    if isinstance(at, list):
-        at[int(last)] = value
-    else:
+        if isinstance(at, dict) and at.get(part) is None:
+            at[part] = {}
+        at = _entry(at, part, dotted)
+    if isinstance(at, dict):
         at[last] = value
+    else:
+        _entry(at, last, dotted)
+        at[int(last)] = value
+
+
+def _entry(at: Any, part: str, dotted: str) -> Any:
+    if isinstance(at, dict):
+        return at[part]
+    if not isinstance(at, list):
+        raise ConfigError(f"override {dotted}: {part!r} stands below a single value")
+    if not part.isdecimal() or int(part) >= len(at):
+        raise ConfigError(f"override {dotted}: {part!r} is not an index of a list of {len(at)}")
+    return at[int(part)]

@@ -10,7 +10,7 @@ import pytest
 from typer.main import get_command
 
 from orchestrator.cli import app
-from orchestrator.commands.cycle import parse_overrides
+from orchestrator.recipes import parse_overrides
 from stages.errors import ConfigError
 
 
