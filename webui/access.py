@@ -90,6 +90,7 @@ def needs(action: Action) -> Callable[[Request], Viewer]:
             return viewer
         if action.value.split(".")[0] == "see":
             raise HTTPException(404)
-        raise HTTPException(403, f"Your roles do not allow this ({action}). Ask an administrator.")
+        raise HTTPException(403, f"Your roles do not allow this ({action}). Ask an administrator")
 
+    check.action = action  # type: ignore[attr-defined]  # so that a test can list what guards what
     return check

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
 from orchestrator import models as m
 from orchestrator.store import Store
 from stages.errors import StoreError
+from webui.access import Action, needs
 from webui.pages.parts import Before, QueryId
 from webui.rendering import fragment
 
@@ -42,7 +43,7 @@ SIGNALS = {
     m.EventKind.LOG: "rsi-log",
 }
 
-router = APIRouter()
+router = APIRouter(dependencies=[Depends(needs(Action.SEE))])
 
 
 class Pulse:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 
+from webui.access import Action, needs
 from webui.charts.figures import ev_figure, success_figure
 from webui.pages.curves import ev_points, success_points
 from webui.pages.parts import RowId, missing, queries_of, store_of
 
-router = APIRouter()
+router = APIRouter(dependencies=[Depends(needs(Action.SEE))])
 
 
 @router.get("/cycles/{cycle_id:int}/charts/{name}.json", include_in_schema=False)

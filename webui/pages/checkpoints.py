@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse
 
 from orchestrator import models as m
 from orchestrator.lineage import CriticProof, Proof, ancestors, compare_critics
 from webui import formats, urls
+from webui.access import Action, needs
 from webui.charts.dag import colour_of, dag
 from webui.contexts import CheckpointContext, CheckpointsContext, Fact, Parent
 from webui.pages.parts import (
@@ -24,7 +25,7 @@ from webui.pages.parts import (
 )
 from webui.rendering import page
 
-router = APIRouter()
+router = APIRouter(dependencies=[Depends(needs(Action.SEE))])
 PAGE = 50
 
 

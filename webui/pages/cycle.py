@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, StreamingResponse
 
 from orchestrator import models as m
@@ -14,6 +14,7 @@ from orchestrator.models.columns import now
 from orchestrator.store import Store
 from orchestrator.store.console_queries import CycleSummary
 from webui import formats, urls
+from webui.access import Action, needs
 from webui.charts.gantt import gantt
 from webui.contexts import CycleContext, Fact, Node, StageRow
 from webui.pages.curves import ev_points, ev_table, success_points, success_table
@@ -31,7 +32,7 @@ from webui.pages.parts import (
 )
 from webui.rendering import page
 
-router = APIRouter()
+router = APIRouter(dependencies=[Depends(needs(Action.SEE))])
 LOG_LINES = 200
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse
 
 from orchestrator import models as m
 from webui import urls
+from webui.access import Action, needs
 from webui.contexts import CyclesContext
 from webui.pages.parts import LIVE, Before, choices, queries_of, store_of, strips
 from webui.rendering import page
 
-router = APIRouter()
+router = APIRouter(dependencies=[Depends(needs(Action.SEE))])
 PAGE = 50
 GROUPS: dict[str, tuple[m.CycleState, ...]] = {
     "live": tuple(sorted(LIVE)),

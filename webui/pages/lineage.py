@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse
 
 from orchestrator.lineage import Lineage, ancestors
 from webui import urls
+from webui.access import Action, needs
 from webui.charts.dag import dag
 from webui.contexts import LineageContext
 from webui.pages.parts import QueryId, choices, missing, queries_of, store_of
 from webui.rendering import page
 
-router = APIRouter()
+router = APIRouter(dependencies=[Depends(needs(Action.SEE))])
 MOST = 200  # nodes; more are left out and counted
 
 

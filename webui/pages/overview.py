@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from orchestrator import models as m
@@ -12,11 +12,12 @@ from orchestrator.store import Store
 from orchestrator.store.console_queries import ConsoleQueries
 from stages.errors import StoreError
 from webui import urls
+from webui.access import Action, needs
 from webui.contexts import LatestCheckpoint, OverviewContext
 from webui.pages.parts import LIVE, best_scores, queries_of, store_of, strips
 from webui.rendering import page
 
-router = APIRouter()
+router = APIRouter(dependencies=[Depends(needs(Action.SEE))])
 
 
 @router.get("/", response_class=HTMLResponse)

@@ -6,18 +6,19 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, TypeVar
 
-from fastapi import APIRouter, HTTPException, Query, Request
+from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import HTMLResponse
 
 from orchestrator.store import TrajectoryFilter
 from orchestrator.store.trajectories import COUNT_CAP
 from stages.domain import EndReason, Phase, Stratum, Verdict
 from webui import urls
+from webui.access import Action, needs
 from webui.contexts import Choice, TrajectoriesContext
 from webui.pages.parts import MAX_ID, Before, QueryId, choices, queries_of, store_of
 from webui.rendering import page
 
-router = APIRouter()
+router = APIRouter(dependencies=[Depends(needs(Action.SEE))])
 PAGE = 50
 COSTLY = 100  # most expensive unsolved attempts shown
 ACTING = (Phase.EXPLORE, Phase.REPLAY, Phase.PROFILE, Phase.CALIBRATE, Phase.JOINT, Phase.VALIDATE, Phase.EVALUATE)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse
 
 from orchestrator import models as m
 from webui import formats, urls
+from webui.access import Action, needs
 from webui.contexts import Choice, Fact, TrajectoryContext, TurnView
 from webui.pages.parts import MAX_ID, missing, queries_of, store_of
 from webui.rendering import page
 
-router = APIRouter()
+router = APIRouter(dependencies=[Depends(needs(Action.SEE))])
 TURNS = 500  # on one page
 LONG_CHARS, LONG_LINES = 1200, 16  # a longer observation starts folded
 
