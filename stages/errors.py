@@ -41,6 +41,10 @@ class UpdateError(RsiError):
     """A loss or gradient is not finite; the update was refused and the weights are unchanged."""
 
 
+class LearnerError(RsiError):
+    """The learner's process group could not start, died or hung; what was saved before stands."""
+
+
 class RewardError(RsiError):
     """A family scale of zero, a NaN reward, or a reward kind that lacks what it needs."""
 

@@ -154,6 +154,10 @@ class Learner(Protocol):
         """Everything that `save` wrote, so that the next step is the one that would have followed."""
         ...
 
+    def close(self) -> None:
+        """Leave no process behind. Idempotent."""
+        ...
+
 
 # --------------------------------------------------------------------------- sandbox
 
@@ -224,7 +228,7 @@ class Backends:
     """What a stage is given, and the event loop on which its asynchronous services live.
 
     Stages are plain generators; `run` drives the loop for as long as one call lasts. Use it as a context manager: on exit
-    the sandboxes and the sampler are closed.
+    the sandboxes, the sampler and the learner are closed.
     """
 
     def __init__(self, *, sampler: Sampler, learner: Learner, sandbox: SandboxBackend) -> None:
@@ -243,4 +247,5 @@ class Backends:
             self.run(self.sandbox.aclose())
             self.run(self.sampler.aclose())
         finally:
+            self.learner.close()
             self._runner.close()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from stages.backends.learner.actor import disable_dropout, experts
 from stages.errors import CheckpointError
 
 WEIGHTS = "model.safetensors"
+ONE_EXPERT = re.compile(r"\.experts\.\d+\.\w+_proj\.weight$")
 
 
 class Critic(nn.Module):
@@ -78,8 +80,9 @@ def split_experts(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def fuse_experts(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The inverse of `split_experts`."""
-    out = {k: v for k, v in weights.items() if ".experts." not in k}
-    stems = sorted({k.rsplit(".", 3)[0] for k in weights if k.endswith("_proj.weight") and ".experts." in k})
+    single = {k for k in weights if ONE_EXPERT.search(k)}
+    out = {k: v for k, v in weights.items() if k not in single}
+    stems = sorted({k.rsplit(".", 3)[0] for k in single})
     for stem in stems:  # "….mlp.experts"
         n = sum(k.startswith(f"{stem}.") and k.endswith(".down_proj.weight") for k in weights)
         part = lambda e, name, stem=stem: weights[f"{stem}.{e}.{name}_proj.weight"]  # noqa: E731

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from stages.backends.learner.critic import fuse_experts, split_experts
 from stages.backends.protocols import OptimConfig
 from stages.errors import CheckpointError, UpdateError
 
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Optimizer:
@@ -62,25 +64,32 @@ class Optimizer:
             group.update(lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
 
     def save(self, path: Path) -> None:
-        tensors = {
-            f"{moment}.{n}": self._adam.state[p][moment].contiguous()
-            for n, p in self._params.items()
-            if p in self._adam.state
-            for moment in MOMENTS
-        }
+        """Moments under the names that the weights have on disk, so that every learner reads every learner's file."""
+        tensors: dict[str, torch.Tensor] = {}
+        for moment in MOMENTS:
+            found = {n: self._adam.state[p][moment] for n, p in self._params.items() if p in self._adam.state}
+            tensors |= {f"{moment}.{n}": t.contiguous() for n, t in split_experts(found).items()}
         save_file(tensors, path)
 
-    def load(self, path: Path) -> None:
-        """Raises CheckpointError when the moments do not belong to this model."""
-        tensors = load_file(path)
-        expected = {f"{moment}.{n}" for n in self._params for moment in MOMENTS}
-        if tensors and set(tensors) != expected:
-            odd = sorted(set(tensors) ^ expected)[0]
-            raise CheckpointError(f"{path}: the optimiser state does not fit this model (first difference: {odd})")
+    def load(self, files: Sequence[Path], *, updates: int) -> None:
+        """Moments after `updates` updates. Raises CheckpointError when they do not belong to this model."""
+        tensors = {n: t for f in files for n, t in load_file(f).items()}
+        self.updates = updates
+        if not tensors:
+            return  # saved before its first update
+        found = {}
+        for moment in MOMENTS:
+            stem = f"{moment}."
+            named = fuse_experts({n.removeprefix(stem): t for n, t in tensors.items() if n.startswith(stem)})
+            if odd := sorted(set(named) ^ set(self._params)):
+                raise CheckpointError(
+                    f"{files[0]}: the optimiser state does not fit this model (first difference: {moment} of {odd[0]})"
+                )
+            found[moment] = named
         for n, p in self._params.items():
-            if not tensors:
-                continue  # saved before its first update
-            state = {moment: tensors[f"{moment}.{n}"] for moment in MOMENTS}
-            if state["exp_avg"].shape != p.shape:
-                raise CheckpointError(f"{path}: moment of {n} is {tuple(state['exp_avg'].shape)}, not {tuple(p.shape)}")
-            self._adam.state[p] = {k: v.to(p.device) for k, v in state.items()}
+            state = {moment: found[moment][n] for moment in MOMENTS}
+            for moment, t in state.items():
+                if t.shape != p.shape:
+                    raise CheckpointError(f"{files[0]}: {moment} of {n} is {tuple(t.shape)}, not {tuple(p.shape)}")
+            step = torch.tensor(float(updates), device=p.device)
+            self._adam.state[p] = {**{k: t.to(p.device) for k, t in state.items()}, "step": step}

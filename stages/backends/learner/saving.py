@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -38,7 +39,7 @@ def write_checkpoint(
         for name, o in alive.items():
             o.save(folder / f"{name}_optimizer.safetensors")
         state = {
-            "optimizers": {name: {"updates": o.updates, "config": plain(o.config)} for name, o in alive.items()},
+            **optimizer_state({name: (o.updates, o.config) for name, o in alive.items()}),
             "rng": bytes(torch.get_rng_state().numpy()).hex(),
         }
         (folder / STATE).write_text(json.dumps(state, indent=1, sort_keys=True) + "\n")
@@ -63,14 +64,22 @@ def read_optimizer(path: Path, state: dict, name: str, model: torch.nn.Module) -
     saved = state["optimizers"].get(name)
     if saved is None:
         return None
-    config = OptimConfig(**{**saved["config"], "betas": tuple(saved["config"]["betas"])})
-    opt = Optimizer(model, config, name=name)
-    opt.load(path / f"{name}_optimizer.safetensors")
-    opt.updates = saved["updates"]
+    opt = Optimizer(model, read_optim(saved), name=name)
+    opt.load(moment_files(path, name), updates=saved["updates"])
     return opt
 
 
+def moment_files(path: Path, name: str) -> list[Path]:
+    """One file of the one-device learner, or one of each rank of the parallel one. Raises CheckpointError without any."""
+    files = sorted(path.glob(f"{name}_optimizer*.safetensors"))
+    if not files:
+        raise CheckpointError(f"{path}: {STATE} names {name} moments, but no {name}_optimizer*.safetensors is there")
+    return files
+
+
 def restore_rng(state: dict) -> None:
+    if "rng" not in state:  # the parallel learner wrote it: nothing of it is random
+        return
     torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state["rng"]), dtype=torch.uint8))
 
 
@@ -99,10 +108,11 @@ def write_midpoint(first: Path, second: Path, path: Path, critic_from: Path | No
     return checkpoint.digest_weights(path / "actor")
 
 
-def plain(config: OptimConfig) -> dict[str, float | list[float]]:
-    return {
-        "lr": config.lr,
-        "betas": list(config.betas),
-        "weight_decay": config.weight_decay,
-        "clip_grad": config.clip_grad,
-    }
+def optimizer_state(alive: Mapping[str, tuple[int, OptimConfig]]) -> dict:
+    """The part of `state.json` that both learners write: (updates so far, settings) of each optimiser."""
+    return {"optimizers": {n: {"updates": updates, "config": asdict(config)} for n, (updates, config) in alive.items()}}
+
+
+def read_optim(saved: dict) -> OptimConfig:
+    """The settings in one entry of `optimizer_state`."""
+    return OptimConfig(**{**saved["config"], "betas": tuple(saved["config"]["betas"])})

@@ -252,6 +252,9 @@ class TorchLearner:
             self._critic_opt = saving.read_optimizer(path, state, "critic", self._critic)
         saving.restore_rng(state)
 
+    def close(self) -> None:
+        """Nothing runs beside this process."""
+
     def _write(self, path: Path, critic: Callable[[Path], None] | None) -> tuple[str, str | None]:
         optimizers = {"actor": self._actor_opt, "critic": self._critic_opt if critic is not None else None}
         return saving.write_checkpoint(path, self.actor, self._tokenizer, critic, optimizers)

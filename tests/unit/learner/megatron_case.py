@@ -58,6 +58,22 @@ def rpr_step(learner, folder: Path, work: Path, data: list, keep: bool = False) 
     return out
 
 
+def following(learner, data: list) -> dict[str, float]:
+    """The joint update that follows a checkpoint, as three numbers that depend on weights and moments."""
+    critic = [learner.critic_step(data[6], value_clip=4.0) for _ in range(2)]  # the second reads what the first wrote
+    actor = [learner.actor_step(data[6], **CLIP) for _ in range(2)]
+    return {
+        "next": critic[1]["critic/grad_norm"],
+        "next_actor": actor[1]["actor/grad_norm"],
+        "next_loss": critic[1]["critic/value_loss"],
+    }
+
+
+def relative(a: dict[str, float], b: dict[str, float]) -> float:
+    """Largest relative difference."""
+    return max(abs(a[k] - b[k]) / abs(b[k]) for k in a)
+
+
 def compare(a: dict, b: dict) -> dict[str, float]:
     """Largest differences; relative for gradient norms. `value_clip_fraction` counts ties of rounding and is left out."""
     found = {k: float(np.abs(a[k] - b[k]).max()) for k in ("log_probs", "values", "warm")}
@@ -148,11 +164,15 @@ def replayed(learner, folder: Path, data: list) -> dict:
     learner.load(folder, None)
     learner.start_phase(actor=OptimConfig(lr=2e-3), critic=None)
     live = np.concatenate(learner.log_probs(data[0]))
+    unforced = learner.actor_step(data[0], **CLIP)  # the same batch routed live, then the weights anew
+    learner.load(folder, None)
+    learner.start_phase(actor=OptimConfig(lr=2e-3), critic=None)
     forced = routed(data[0], layers=2)
     return {
         "live": live,
         "forced": np.concatenate(learner.log_probs(forced)),
         "steps": [learner.actor_step(forced, **CLIP), learner.actor_step(routed(data[1], layers=2), **CLIP)],
+        "unforced": unforced["train/pg_loss"],
     }
 
 
@@ -220,6 +240,7 @@ def main() -> None:
                             found[f"replay {k}"] = max(
                                 abs(x[k] - y[k]) for x, y in zip(mine["steps"], ref["steps"], strict=True)
                             )
+                        found["replay_loss_effect"] = abs(mine["steps"][0]["train/pg_loss"] - mine["unforced"])
                         found["flips"] = mine["steps"][0]["train/route_flip_share"]
                     elif part == "gradients":
                         if key not in reference:
@@ -237,13 +258,25 @@ def main() -> None:
                         assert set(mine) == set(ref), set(mine) ^ set(ref)
                         apart = {k: float((mine[k] - ref[k]).norm() / ref[k].norm()) for k in ref}
                         found["gradients"], found["tensors"] = max(apart.values()), len(apart)
+                    elif part == "save":
+                        rpr_step(learner, folder, work / case["name"], data, keep=True)
+                    elif part == "from-torch":  # the torch learner is killed after a joint step, this one goes on
+                        if key not in reference:
+                            plain = TorchLearner(max_tokens_per_gpu=100, num_threads=1)
+                            rpr_step(plain, folder, work / f"{key}-saved", data, keep=True)
+                            reference[key] = following(plain, data)
+                        learner.restore(work / f"{key}-saved")
+                        found["from_torch"] = relative(following(learner, data), reference[key])
+                    elif part == "to-torch":  # after "step" and "next": the other way round
+                        plain = TorchLearner(max_tokens_per_gpu=100, num_threads=1)
+                        plain.restore(work / case["name"])
+                        mine = {k: found[k] for k in ("next", "next_actor", "next_loss")}
+                        found["to_torch"] = relative(following(plain, data), mine)
                     elif part == "next":  # after "step": the update that follows its checkpoint
-                        found["next"] = learner.critic_step(data[6], value_clip=4.0)["critic/grad_norm"]
-                        found["next_actor"] = learner.actor_step(data[6], **CLIP)["actor/grad_norm"]
+                        found |= following(learner, data)
                     elif part.startswith("resume:"):
                         learner.restore(work / part.removeprefix("resume:"))
-                        found["next"] = learner.critic_step(data[6], value_clip=4.0)["critic/grad_norm"]
-                        found["next_actor"] = learner.actor_step(data[6], **CLIP)["actor/grad_norm"]
+                        found |= following(learner, data)
                     elif part == "unsaved":  # every rank learns that rank 0 could not write, and none waits for ever
                         try:
                             learner.save(Path(sys.argv[1]) / "below-a-file")
@@ -252,6 +285,8 @@ def main() -> None:
                         found["after"] = float(np.abs(np.concatenate(learner.values(data[6]))).max())
                     elif part == "gap":
                         found["gap"] = replay_gap(learner, folder, build).tolist()
+                        replay = learner._worker.actor.replay
+                        found["flips"] = replay.counts.flip_share if replay is not None else None
                     elif part == "frozen":
                         learner.load(work / case["name"] / "actor", work / case["name"] / "critic")
                         a = learner.save(work / "carried")

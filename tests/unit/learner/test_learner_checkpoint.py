@@ -168,7 +168,7 @@ def test_another_architectures_critic_or_moments_are_refused(
     other = training(make_learner, moe_dir)
     assert other._actor_opt is not None
     with pytest.raises(CheckpointError, match="does not fit"):
-        other._actor_opt.load(tmp_path / "c/actor_optimizer.safetensors")
+        other._actor_opt.load([tmp_path / "c/actor_optimizer.safetensors"], updates=1)
 
 
 def test_a_process_killed_between_the_renames_loses_nothing(tmp_path: Path):

@@ -78,6 +78,7 @@ def assert_same_step(found: dict[str, float]) -> None:
 def assert_same_replay(found: dict[str, float]) -> None:
     assert found["replay_log_probs"] <= 1e-5
     assert found["replay_effect"] > 0.05  # forced routes change what the model says
+    assert found["replay_loss_effect"] > 1e-3  # ... and the loss
     assert found["flips"] > 0.3
     assert found["replay train/pg_loss"] <= 2e-5
     assert found["replay actor/grad_norm"] <= 1e-4
@@ -97,6 +98,26 @@ def test_one_process_makes_the_torch_learners_step(tiny_dir: Path, moe_dir: Path
     assert_same_replay(found["moe"])
     assert "multiple of 4 processes (GPUs), but there are 1" in found["too few"]["refused"]
     assert "needs tensor parallelism" in found["no experts"]["refused"]
+
+
+def test_two_processes_make_the_torch_learners_step_and_take_over_its_checkpoints(
+    tiny_dir: Path, moe_dir: Path, tmp_path: Path
+):
+    parts = ["step", "next", "to-torch", "from-torch"]
+    tensor = {"tensor": 2, "sequence_parallel": True}
+    expert = {"expert": 2, "distributed_optimizer": True}
+    cases = [
+        {"name": "dense", "model": "dense", "layout": tensor, "parts": [*parts, "gradients"]},
+        {"name": "moe", "model": "moe", "layout": expert, "parts": [*parts, "replay"]},
+    ]
+    found = run(2, cases, {"dense": tiny_dir, "moe": moe_dir}, tmp_path, 120)
+    for name in ("dense", "moe"):
+        assert_same_step(found[name])
+        assert found[name]["to_torch"] <= 1e-4
+        assert found[name]["from_torch"] <= 1e-4
+    assert found["dense"]["gradients"] <= 1e-4
+    assert found["dense"]["tensors"] >= 50
+    assert_same_replay(found["moe"])
 
 
 @pytest.mark.full
@@ -140,17 +161,33 @@ def test_every_layout_makes_the_torch_learners_step(tiny_dir: Path, moe_dir: Pat
         },
         {"name": "save EP2", "model": "moe", "layout": {"expert": 2}, "parts": ["step", "next"]},
         {"name": "load EP2+TP2", "model": "moe", "layout": MOE_LAYOUTS["TP2+SP+EP2"], "parts": ["resume:save EP2"]},
-        {"name": "load EP1", "model": "moe", "layout": {"pipeline": 2}, "parts": ["resume:save EP2"]},
+        {"name": "load EP1", "model": "moe", "layout": {"pipeline": 2, **sharded}, "parts": ["resume:save EP2"]},
     ]
     bf16 = [
         {
-            "name": f"bf16 {replay}",
+            "name": f"{dtype} {replay}",
             "model": "wide",
             "layout": {"expert": 2},
-            "options": {"dtype": "bfloat16", "use_rollout_routing_replay": replay, "max_tokens_per_gpu": 4096},
+            "options": {"dtype": dtype, "use_rollout_routing_replay": replay, "max_tokens_per_gpu": 4096},
             "parts": ["gap"],
         }
-        for replay in (False, True)
+        for dtype, replay in (("bfloat16", False), ("bfloat16", True), ("float32", True))
+    ]
+    bf16 += [  # float32 masters travel from a whole optimiser to a sharded one
+        {
+            "name": "bf16 save",
+            "model": "dense",
+            "layout": {"tensor": 2},
+            "options": {"dtype": "bfloat16"},
+            "parts": ["save", "next"],
+        },
+        {
+            "name": "bf16 load",
+            "model": "dense",
+            "layout": {"tensor": 2, **sharded},
+            "options": {"dtype": "bfloat16"},
+            "parts": ["resume:bf16 save"],
+        },
     ]
     refused = [
         {"name": "dense EP2", "model": "dense", "layout": {"expert": 2}, "parts": ["step"]},
@@ -167,14 +204,21 @@ def test_every_layout_makes_the_torch_learners_step(tiny_dir: Path, moe_dir: Pat
         assert found[case["name"]]["gradients"] <= 1e-4
         assert found[case["name"]]["tensors"] >= 50
     assert found["save PP2"]["carried"] == 1.0
-    for source, others in (("save PP2", ("load DP2", "load TP2")), ("save EP2", ("load EP2+TP2",))):
+    resumed = {
+        "save PP2": ("load DP2", "load TP2"),
+        "save EP2": ("load EP2+TP2", "load EP1"),
+        "bf16 save": ("bf16 load",),
+    }
+    for source, others in resumed.items():
         for other in others:
-            for which in ("next", "next_actor"):
+            for which in ("next", "next_actor", "next_loss"):
                 assert found[other][which] == pytest.approx(found[source][which], rel=1e-4)
     assert "was not written" in found["load DP2"]["unsaved"]
     assert found["load DP2"]["after"] > 0
-    assert "cannot be loaded with EP1" in found["load EP1"]["refused"]
-    without, replayed = (np.array(found[f"bf16 {r}"]["gap"]) for r in (False, True))
+    without, replayed = (np.array(found[f"bfloat16 {r}"]["gap"]) for r in (False, True))
+    assert len(without) >= 5000
+    assert found["bfloat16 True"]["flips"] >= 0.01
+    assert max(found["float32 True"]["gap"]) <= 1e-5
     paired = without - replayed
     assert paired.mean() > 3 * paired.std() / np.sqrt(len(paired))
     assert "no experts to spread" in found["dense EP2"]["refused"]

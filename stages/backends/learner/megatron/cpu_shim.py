@@ -120,21 +120,3 @@ def _patch_core() -> None:
     setattr(dispatcher, "maybe_move_tensor_to_cpu", to_cpu)  # noqa: B010
     if not hasattr(moe_utils, "te_general_gemm"):  # 0.16.1: the name is undefined without Transformer Engine
         setattr(moe_utils, "te_general_gemm", None)  # noqa: B010
-    _keep_adam_step()
-
-
-def _keep_adam_step() -> None:
-    """torch's AdamW keeps a `step` tensor which the distributed optimiser's loader does not expect."""
-    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-
-    original = DistributedOptimizer._set_main_param_and_optimizer_states
-
-    def with_step(self: Any, param: Any, tensors: Any) -> None:
-        group, order = self.model_param_group_index_map[param]
-        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
-        step = state.pop("step", None)
-        original(self, param, tensors)
-        if step is not None:
-            state["step"] = step
-
-    DistributedOptimizer._set_main_param_and_optimizer_states = with_step

@@ -1,8 +1,7 @@
-"""Checkpoints of a parallel learner: Hugging Face folders for the weights, dist_checkpointing for the optimisers.
+"""Checkpoints of a parallel learner: the one-device learner's folder, written in shards by all ranks.
 
-The folder is the one-device learner's (`actor/`, `critic/`, `state.json`, `manifest.json`), with `actor_optimizer/` and
-`critic_optimizer/` in core's torch_dist format: moments and float32 master weights, loadable in another layout. That format
-holds pickles of torch's own; the manifest's digests are checked before any of them is read.
+`actor/`, `critic/`, `{actor,critic}_optimizer*.safetensors`, `state.json`, `manifest.json`: Hugging Face names throughout and
+float32 masters, so a folder loads in any layout and in either learner. Safetensors and JSON only.
 """
 
 from __future__ import annotations
@@ -12,18 +11,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from megatron.core import dist_checkpointing
 from safetensors.torch import save_file
 
 from stages.backends.learner import checkpoint, saving
 from stages.backends.learner.megatron import weights
-from stages.backends.learner.megatron.layout import Layout
+from stages.backends.learner.megatron.masters import MASTER, MOMENTS
 from stages.backends.learner.megatron.parallel_model import ParallelModel
-from stages.backends.protocols import OptimConfig
 from stages.errors import CheckpointError
 
-RESHARD = {"distrib_optim_sharding_type": "fully_reshardable"}
+PREFIXES = {"actor": "model.", "critic": "body."}
+LONGEST_ERROR = 4096  # bytes that ranks exchange
 
 
 def save(
@@ -64,7 +63,9 @@ def save(
         parts()
         for name in models:
             weights.write_index(folder / name)
-        (folder / saving.STATE).write_text(json.dumps(_state(models), indent=1, sort_keys=True) + "\n")
+        alive = {n: (m.updates, m.optim) for n, m in models.items() if m.optim is not None}
+        state = saving.optimizer_state(alive)
+        (folder / saving.STATE).write_text(json.dumps(state, indent=1, sort_keys=True) + "\n")
 
     if dist.get_rank() == 0:
         try:
@@ -91,11 +92,15 @@ class _Elsewhere(CheckpointError):
 
 def _agree(error: str | None) -> None:
     """A barrier that carries errors: raises `_Elsewhere` on every rank when any rank brings one."""
-    errors: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(errors, error)
-    for rank, found in enumerate(errors):
-        if found is not None:
-            raise _Elsewhere(f"rank {rank}: {found}; earlier checkpoints are intact")
+    size, at = dist.get_world_size(), "cuda" if torch.cuda.is_available() else "cpu"
+    text = (error or "").encode()[:LONGEST_ERROR]
+    mine = torch.tensor([error is not None, *text, *bytes(LONGEST_ERROR - len(text))], dtype=torch.uint8, device=at)
+    all_ranks = [torch.empty_like(mine) for _ in range(size)]
+    dist.all_gather(all_ranks, mine)
+    for rank, (failed, *found) in enumerate(t.tolist() for t in all_ranks):
+        if failed:
+            words = bytes(found).rstrip(b"\0").decode(errors="replace")
+            raise _Elsewhere(f"rank {rank}: {words}; earlier checkpoints are intact")
 
 
 def _together(step: Callable[[Path], None], folder: Path) -> None:
@@ -109,8 +114,7 @@ def _together(step: Callable[[Path], None], folder: Path) -> None:
 
 def _write_weights(folder: Path, models: dict[str, ParallelModel]) -> None:
     for name, model in models.items():
-        prefix = "model." if name == "actor" else "body."
-        tensors = weights.export(model.raw, vocab_size=model.facts.vocab_size, prefix=prefix)
+        tensors = model.export(MASTER, prefix=PREFIXES[name])
         if tensors:
             save_file(tensors, folder / name / f"rank-{dist.get_rank():05d}.safetensors", metadata={"format": "pt"})
 
@@ -119,33 +123,11 @@ def _write_optimizers(folder: Path, models: dict[str, ParallelModel]) -> None:
     for name, model in models.items():
         if model.optim is None:
             continue
-        target = folder / f"{name}_optimizer"
-        if dist.get_rank() == 0:
-            target.mkdir()
-        dist.barrier()
-        dist_checkpointing.save(_sharded(model), str(target))
-
-
-def _sharded(model: ParallelModel, *, loading: bool = False) -> dict[str, Any]:
-    metadata = RESHARD if model.layout.distributed_optimizer else None
-    return {
-        "optimizer": model.optimizer.sharded_state_dict(
-            model.raw.sharded_state_dict(), is_loading=loading, metadata=metadata
-        )
-    }
-
-
-def _state(models: dict[str, ParallelModel]) -> dict[str, Any]:
-    layout = next(iter(models.values())).layout
-    return {
-        "learner": "megatron",
-        "layout": {"expert": layout.expert, "distributed_optimizer": layout.distributed_optimizer},
-        "optimizers": {
-            name: {"updates": m.updates, "config": saving.plain(m.optim)}
-            for name, m in models.items()
-            if m.optim is not None
-        },
-    }
+        tensors: dict[str, torch.Tensor] = {}
+        for moment in MOMENTS:
+            tensors |= {f"{moment}.{k}": t for k, t in model.export(moment, prefix=PREFIXES[name]).items()}
+        if tensors:
+            save_file(tensors, folder / f"{name}_optimizer-{dist.get_rank():05d}.safetensors")
 
 
 def _critic_config(actor_config: bytes, hidden_size: int) -> str:
@@ -155,8 +137,8 @@ def _critic_config(actor_config: bytes, hidden_size: int) -> str:
     return json.dumps(config, indent=2, sort_keys=True) + "\n"
 
 
-def read_state(path: Path, layout: Layout) -> dict[str, Any]:
-    """Verified `state.json`. Raises CheckpointError for moments that this layout cannot take."""
+def read_state(path: Path) -> dict[str, Any]:
+    """`state.json`, after rank 0 has compared every file with the manifest."""
     error = None
     if dist.get_rank() == 0:
         try:
@@ -164,29 +146,18 @@ def read_state(path: Path, layout: Layout) -> dict[str, Any]:
         except CheckpointError as e:
             error = str(e)
     _agree(error)
-    state = json.loads((path / saving.STATE).read_text())
-    if state.get("learner") != "megatron":
-        raise CheckpointError(
-            f"{path} was written by the torch learner: its weights load here (`load`), its optimiser state does not"
-        )
-    saved = state["layout"]
-    if saved["expert"] != layout.expert:
-        raise CheckpointError(
-            f"{path}: optimiser state saved with EP{saved['expert']} cannot be loaded with EP{layout.expert} "
-            "(a limit of megatron-core 0.16); keep EP, or `load` the weights and start a phase"
-        )
-    if saved["distributed_optimizer"] != layout.distributed_optimizer:
-        raise CheckpointError(
-            f"{path}: it was saved with distributed_optimizer={saved['distributed_optimizer']}; use the same"
-        )
-    return state
+    return json.loads((path / saving.STATE).read_text())
 
 
 def restore_optimizer(path: Path, state: dict[str, Any], model: ParallelModel) -> None:
+    """Raises CheckpointError for moments of another model."""
     saved = state["optimizers"].get(model.name)
     if saved is None:
         return
-    model.start_phase(OptimConfig(**{**saved["config"], "betas": tuple(saved["config"]["betas"])}))
-    loaded = dist_checkpointing.load(_sharded(model, loading=True), str(path / f"{model.name}_optimizer"))
-    model.optimizer.load_state_dict(loaded["optimizer"])
-    model.updates = saved["updates"]
+    model.start_phase(saving.read_optim(saved))
+    if saved["updates"]:  # else every moment is zero
+        for moment in MOMENTS:
+            files = saving.moment_files(path, model.name)
+            with weights.Reader(files, prefix=PREFIXES[model.name], stem=f"{moment}.") as read:
+                model.load_moment(moment, read)
+    model.set_updates(saved["updates"])

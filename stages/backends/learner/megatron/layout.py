@@ -10,13 +10,14 @@ from stages.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Megatron's parallel sizes. What is left of the world size is data parallelism."""
+    """Megatron's parallel sizes. `data` counts for those who start processes; elsewhere it is what the world size leaves."""
 
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
     expert: int = 1
     expert_tensor: int = 1
+    data: int = 1
     sequence_parallel: bool = False  # shards activations between tensor-parallel regions
     distributed_optimizer: bool = False  # shards moments over data parallelism
 
@@ -27,6 +28,7 @@ class Layout:
             "CP": self.context,
             "EP": self.expert,
             "ETP": self.expert_tensor,
+            "DP": self.data,
         }
         named = [f"{k}{v}" for k, v in sizes.items() if v > 1]
         named += ["SP"] * self.sequence_parallel + ["dist-opt"] * self.distributed_optimizer
@@ -35,6 +37,10 @@ class Layout:
     @property
     def model_parallel(self) -> int:
         return self.tensor * self.pipeline * self.context
+
+    @property
+    def processes(self) -> int:
+        return self.model_parallel * self.data
 
     def check(self, world_size: int, config: Any) -> None:
         """Raises ConfigError when the processes or the model (a Hugging Face config) do not fit the layout."""

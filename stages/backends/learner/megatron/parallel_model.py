@@ -18,8 +18,10 @@ from megatron.core.transformer.enums import ModelType
 from megatron.core.transformer.module import Float16Module
 
 from stages.backends.learner.megatron import modules, weights
-from stages.backends.learner.megatron.config import ModelFacts, transformer_config
+from stages.backends.learner.megatron.config import transformer_config
+from stages.backends.learner.megatron.facts import ModelFacts
 from stages.backends.learner.megatron.layout import Layout
+from stages.backends.learner.megatron.masters import MASTER, MOMENTS, Masters
 from stages.backends.learner.megatron.replay import ModelReplay
 from stages.backends.learner.megatron.streams import Stream
 from stages.backends.protocols import OptimConfig
@@ -84,6 +86,7 @@ class ParallelModel:
             ),
             [self.ddp],
         )
+        self.masters = Masters(self.inner_optimizers, sharded=layout.distributed_optimizer)
         self._schedule = get_forward_backward_func()
         config.finalize_model_grads_func = finalize_model_grads
         config.no_sync_func = self.ddp.no_sync
@@ -91,13 +94,28 @@ class ParallelModel:
 
     # ------------------------------------------------------------------ weights
 
-    def load(self, reader: weights.Reader) -> None:
-        """Weights from a Hugging Face folder; float32 master copies start from them."""
-        weights.load(self.raw, reader, vocab_size=self.facts.vocab_size)
-        self.refresh_masters()
+    @torch.no_grad()
+    def load(self, read: Callable[[str], torch.Tensor]) -> None:
+        """Weights by Hugging Face name, into the float32 masters too."""
+        for p, tensor in weights.cuts(self.raw, read, vocab_size=self.facts.vocab_size):
+            p.copy_(tensor)
+            self.masters.write(p, MASTER, tensor)
 
-    def refresh_masters(self) -> None:
-        self._optimizer.reload_model_params()
+    @torch.no_grad()
+    def copy_backbone(self, other: ParallelModel) -> None:
+        """Another model's backbone, parameter by parameter, and a head of zero."""
+        theirs = dict(other.raw.named_parameters())
+        for name, p in self.raw.named_parameters():
+            head = name.startswith("output_layer.")
+            tensor = torch.zeros_like(p) if head else other.masters.read(theirs[name], MASTER)
+            p.copy_(tensor)
+            self.masters.write(p, MASTER, tensor)
+
+    def export(self, what: str, *, prefix: str) -> dict[str, torch.Tensor]:
+        """The masters or a moment by Hugging Face name, as far as this rank must write them. Collective."""
+        return weights.export(
+            self.raw, vocab_size=self.facts.vocab_size, prefix=prefix, read=lambda p: self.masters.read(p, what)
+        )
 
     # ------------------------------------------------------------------ optimiser
 
@@ -106,10 +124,6 @@ class ParallelModel:
         """Core's optimisers with parameters: experts have one of their own."""
         chained = getattr(self._optimizer, "chained_optimizers", [self._optimizer])
         return [o for o in chained if not getattr(o, "is_stub_optimizer", False)]
-
-    @property
-    def optimizer(self) -> Any:
-        return self._optimizer
 
     def start_phase(self, optim: OptimConfig | None, *, keep_moments: bool = False) -> None:
         """New settings and, unless kept, moments of zero. The float32 master weights stay.
@@ -125,17 +139,31 @@ class ParallelModel:
             for group in o.optimizer.param_groups:
                 group.update(lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay)
         if not keep_moments:
-            self.updates = 0
-            self.reset_moments()
+            self._reset_moments()
 
-    def reset_moments(self) -> None:
+    def load_moment(self, what: str, read: Callable[[str], torch.Tensor]) -> None:
+        """One of MOMENTS by Hugging Face name."""
+        for p, tensor in weights.cuts(self.raw, read, vocab_size=self.facts.vocab_size):
+            self.masters.write(p, what, tensor)
+
+    def set_updates(self, updates: int) -> None:
+        """The count that Adam's bias correction reads."""
+        self.updates = updates
         for o in self.inner_optimizers:
             for group in o.optimizer.param_groups:
-                group.pop("step", None)
+                if not isinstance(o.optimizer, torch.optim.AdamW):  # a fused Adam counts per group
+                    group["step"] = updates
+                    continue
                 for p in group["params"]:
-                    o.optimizer.state[p] = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-                    if isinstance(o.optimizer, torch.optim.AdamW):
-                        o.optimizer.state[p]["step"] = torch.tensor(0.0)
+                    at = p.device if o.optimizer.defaults.get("fused") else None
+                    o.optimizer.state[p]["step"] = torch.tensor(float(updates), device=at)
+
+    def _reset_moments(self) -> None:
+        for o in self.inner_optimizers:
+            for group in o.optimizer.param_groups:
+                for p in group["params"]:
+                    o.optimizer.state[p] = {what: torch.zeros_like(p) for what in MOMENTS}
+        self.set_updates(0)
 
     def update(self, streams: Sequence[Stream], loss_sum: LossSum, *, count: int, lr: float) -> tuple[float, float]:
         """One optimiser update of `loss_sum / count`; (sum of the loss over all ranks, gradient norm before clipping).

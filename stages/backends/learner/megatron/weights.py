@@ -7,7 +7,7 @@ exporting walk the same list. Shapes in comments are [out, in] as torch's Linear
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,27 +39,33 @@ class Piece:
 
 
 class Reader:
-    """Tensors of a folder by name, whichever shard holds them. Raises ModelError that names the missing tensor."""
+    """Tensors of some files by name, whichever holds them. Raises ModelError that names the missing tensor."""
 
-    def __init__(self, folder: Path, *, prefix: str) -> None:
-        """`prefix`: "model." for an actor's folder, "body." for a critic's."""
-        self.folder, self.prefix = folder, prefix
+    def __init__(self, files: Sequence[Path], *, prefix: str, stem: str = "") -> None:
+        """`prefix`: "model." for an actor's files, "body." for a critic's; `stem`: what stands before every name."""
+        self.place, self.prefix, self.stem = files[0].parent if files else Path(), prefix, stem
         self._stack = ExitStack()
         self._where = {}
-        for path in sorted(folder.glob("*.safetensors")):
+        for path in files:
             f = self._stack.enter_context(safe_open(path, "pt"))
             self._where.update(dict.fromkeys(f.keys(), f))
-        if not self._where:
-            raise ModelError(f"{folder} has no .safetensors weights")
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
     def __call__(self, name: str) -> torch.Tensor:
-        name = self.prefix + name.removeprefix("model.") if name.startswith("model.") else name
-        if name not in self._where:
-            raise ModelError(f"{self.folder} lacks the tensor {name}: it is another architecture than its config says")
-        return self._where[name].get_tensor(name)
+        key = self.stem + named(name, self.prefix)
+        if key not in self._where:
+            raise ModelError(f"{self.place} lacks the tensor {key}: it is another architecture than its config says")
+        return self._where[key].get_tensor(key)
 
-    def close(self) -> None:
-        self._stack.close()
+
+def named(name: str, prefix: str) -> str:
+    """A Hugging Face name in an actor's ("model.") or a critic's ("body.") folder."""
+    return prefix + name.removeprefix("model.") if name.startswith("model.") else name
 
 
 def pieces(model: Backbone, *, vocab_size: int) -> Iterator[Piece]:
@@ -180,20 +186,34 @@ def _cut(p: Piece) -> tuple[int, int, dist.ProcessGroup]:
     )
 
 
-@torch.no_grad()
-def load(model: Backbone, reader: Reader, *, vocab_size: int) -> None:
-    """Fills this rank's parameters. Raises ModelError for a tensor of another shape."""
+def cuts(
+    model: Backbone, read: Callable[[str], torch.Tensor], *, vocab_size: int
+) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+    """Every parameter of this rank and its share of what `read` has under the Hugging Face names.
+
+    Raises ModelError for a tensor of another shape.
+    """
     for p in pieces(model, vocab_size=vocab_size):
-        whole = p.join([reader(name) for name in p.names])
+        whole = p.join([read(name) for name in p.names])
         ways, rank, _ = _cut(p)
         if p.dim is not None:
             halves = whole.chunk(2, p.dim) if p.halves else (whole,)
             whole = torch.cat([half.chunk(ways, p.dim)[rank] for half in halves], p.dim)
         if whole.shape != p.parameter.shape:
             raise ModelError(
-                f"{reader.folder}: {p.names[0]} makes {tuple(whole.shape)} where the model has {tuple(p.parameter.shape)}"
+                f"{p.names[0]} makes {tuple(whole.shape)} where the model has {tuple(p.parameter.shape)}: "
+                "the files are of another architecture"
             )
-        p.parameter.copy_(whole)
+        yield p.parameter, whole
+
+
+def _copies(p: Piece) -> tuple[int, int]:
+    """(ranks that hold the same cut of this piece, this one's number among them)."""
+    if p.expert:
+        return mpu.get_expert_data_parallel_world_size(), mpu.get_expert_data_parallel_rank()
+    return mpu.get_data_parallel_world_size(with_context_parallel=True), mpu.get_data_parallel_rank(
+        with_context_parallel=True
+    )
 
 
 @torch.no_grad()
@@ -202,19 +222,18 @@ def export(
     *,
     vocab_size: int,
     prefix: str,
-    read: Callable[[nn.Parameter], torch.Tensor] = lambda p: p,
+    read: Callable[[nn.Parameter], torch.Tensor],
 ) -> dict[str, torch.Tensor]:
     """The Hugging Face tensors that this rank must write; collective over tensor-parallel groups.
 
-    read: what to take of each parameter: its value, or a tensor of the same shape that belongs to it (a gradient).
+    read: what to take of each parameter: its float32 master, or a tensor of the same shape that belongs to it (a moment).
 
-    Each tensor comes from exactly one rank of the world: the first of every group that holds the same.
+    Each tensor comes from exactly one rank of the world; those that hold the same take turns.
     """
-    dense = mpu.get_data_parallel_rank(with_context_parallel=True) == 0 and mpu.get_tensor_model_parallel_rank() == 0
-    expert = mpu.get_expert_data_parallel_rank() == 0 and mpu.get_expert_tensor_parallel_rank() == 0
     out: dict[str, torch.Tensor] = {}
-    for p in pieces(model, vocab_size=vocab_size):
-        ways, _, group = _cut(p)
+    for turn, p in enumerate(pieces(model, vocab_size=vocab_size)):
+        ways, own, group = _cut(p)
+        copies, copy = _copies(p)
         whole = read(p.parameter).detach()
         if p.dim is not None and ways > 1:
             cuts = [torch.empty_like(whole) for _ in range(ways)]
@@ -222,10 +241,9 @@ def export(
             halves = [c.chunk(2, p.dim) if p.halves else (c,) for c in cuts]
             whole = torch.cat([h[k] for k in range(len(halves[0])) for h in halves], p.dim)
         tied_copy = p.names == ("model.embed_tokens.weight",) and not model.pre_process
-        if (expert if p.expert else dense) and not tied_copy:
+        if own == 0 and copy == turn % copies and not tied_copy:
             for name, tensor in zip(p.names, p.split(whole), strict=True):
-                key = prefix + name.removeprefix("model.") if name.startswith("model.") else name
-                out[key] = tensor.cpu().clone().contiguous()
+                out[named(name, prefix)] = tensor.cpu().clone().contiguous()
     return out
 
 

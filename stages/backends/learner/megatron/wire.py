@@ -1,9 +1,10 @@
-"""Commands from rank 0 to its followers: a JSON header and safetensors bytes, broadcast. No pickles."""
+"""Commands and answers as bytes: a JSON header and safetensors. Broadcast between ranks, framed on a socket. No pickles."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ import torch
 import torch.distributed as dist
 from safetensors.numpy import load, save
 
+from stages import errors
 from stages.backends.protocols import OptimConfig, TrainSequence
 
 ARRAYS = tuple(f.name for f in dataclasses.fields(TrainSequence))
 
 
 def encode(name: str, kwargs: Mapping[str, Any]) -> bytes:
-    """One command: 8 bytes of header length, the header, the arrays."""
+    """One command."""
     arrays: dict[str, np.ndarray] = {}
     plain: dict[str, Any] = {}
     for key, value in kwargs.items():
@@ -34,14 +36,11 @@ def encode(name: str, kwargs: Mapping[str, Any]) -> bytes:
             plain[key] = {"optim": dataclasses.asdict(value)}
         else:
             plain[key] = {"value": value}
-    header = json.dumps({"name": name, "kwargs": plain}).encode()
-    return len(header).to_bytes(8, "little") + header + (save(arrays) if arrays else b"")
+    return _joined({"name": name, "kwargs": plain}, arrays)
 
 
 def decode(data: bytes) -> tuple[str, dict[str, Any]]:
-    size = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + size])
-    arrays = load(data[8 + size :]) if len(data) > 8 + size else {}
+    header, arrays = _parted(data)
     kwargs: dict[str, Any] = {}
     for key, value in header["kwargs"].items():
         if "sequences" in value:
@@ -54,6 +53,69 @@ def decode(data: bytes) -> tuple[str, dict[str, Any]]:
         else:
             kwargs[key] = value["value"]
     return header["name"], kwargs
+
+
+def encode_answer(value: Any) -> bytes:
+    """What a learner's method returned: None, metrics, digests, or one array per sequence."""
+    if isinstance(value, list):
+        return _joined({"arrays": len(value)}, {str(i): np.ascontiguousarray(a) for i, a in enumerate(value)})
+    return _joined({"value": list(value) if isinstance(value, tuple) else value, "tuple": isinstance(value, tuple)}, {})
+
+
+def encode_error(error: BaseException, *, ours: bool) -> bytes:
+    """`ours`: one of `stages.errors`, after which the learner lives on."""
+    return _joined({"error": type(error).__name__, "message": str(error), "ours": ours}, {})
+
+
+def decode_answer(data: bytes) -> Any:
+    """The value. Raises the error that was sent, as the class of `stages.errors` that it was."""
+    header, arrays = _parted(data)
+    if "error" in header:
+        kind, message = header["error"], header["message"]
+        if header["ours"]:
+            raise getattr(errors, kind, errors.LearnerError)(message)
+        raise errors.LearnerError(f"{kind}: {message}")
+    if "arrays" in header:
+        return [arrays[str(i)] for i in range(header["arrays"])]
+    return tuple(header["value"]) if header["tuple"] else header["value"]
+
+
+def _joined(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
+    """8 bytes of header length, the header, the arrays."""
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + (save(arrays) if arrays else b"")
+
+
+def _parted(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    size = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + size]), load(data[8 + size :]) if len(data) > 8 + size else {}
+
+
+# --------------------------------------------------------------------------- on a socket
+
+
+def put(to: socket.socket, data: bytes) -> None:
+    to.sendall(len(data).to_bytes(8, "little") + data)
+
+
+def take(of: socket.socket) -> bytes | None:
+    """One frame; None when the other side is gone."""
+    size = _exactly(of, 8)
+    return None if size is None else _exactly(of, int.from_bytes(size, "little"))
+
+
+def _exactly(of: socket.socket, n: int) -> bytes | None:
+    data = bytearray(n)
+    view = memoryview(data)
+    while view:
+        got = of.recv_into(view)
+        if not got:
+            return None
+        view = view[got:]
+    return bytes(data)
+
+
+# --------------------------------------------------------------------------- between ranks
 
 
 def send(data: bytes, device: torch.device) -> None:

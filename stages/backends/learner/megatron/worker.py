@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from megatron.core import tensor_parallel
 
 from stages.backends.learner import actor as actor_files
 from stages.backends.learner.megatron import folders, reduce, scores, streams, weights
-from stages.backends.learner.megatron.config import ModelFacts, read_facts
+from stages.backends.learner.megatron.facts import ModelFacts, read_facts
 from stages.backends.learner.megatron.layout import Layout
 from stages.backends.learner.megatron.parallel_model import ParallelModel
 from stages.backends.learner.packing import check_batch
@@ -100,24 +101,20 @@ class Worker:
         tokenizer = actor_files.tokenizer_files(actor_dir)
         if not tokenizer:
             raise ModelError(f"{actor_dir} has no tokenizer files; a checkpoint of it could not be sampled from")
-        self._actor = self._fill(self._built(self._actor, facts, value=False), actor_dir, "model.")
-        self._critic = None
-        if critic_dir is not None:
-            self._critic = self._fill(self._built(None, facts, value=True), critic_dir, "body.")
+        actor = self._built(self._actor, facts, value=False)
+        self._actor = self._critic = None  # a folder that turns out to be broken leaves no half-filled model behind
+        self._fill(actor, actor_dir)
+        critic = self._built(None, facts, value=True) if critic_dir is not None else None
+        if critic is not None and critic_dir is not None:
+            self._fill(critic, critic_dir)
+        self._actor, self._critic = actor, critic
         self._tokenizer, self._actor_dir, self._critic_source = tokenizer, actor_dir, critic_dir
         self._config = (actor_dir / "config.json").read_bytes()
 
     def init_critic(self) -> None:
         """The actor's backbone, parameter by parameter, and a zero head (spec §2.2)."""
         critic = self._built(None, self.actor.facts, value=True)
-        theirs = dict(self.actor.raw.named_parameters())
-        with torch.no_grad():
-            for name, p in critic.raw.named_parameters():
-                if not name.startswith("output_layer."):
-                    p.copy_(theirs[name])
-                else:
-                    p.zero_()
-        critic.refresh_masters()
+        critic.copy_backbone(self.actor)
         self._critic, self._critic_source = critic, None
 
     def start_phase(self, actor: OptimConfig | None, critic: OptimConfig | None, keep_moments: bool = False) -> None:
@@ -226,7 +223,7 @@ class Worker:
         )
 
     def restore(self, path: Path) -> None:
-        state = folders.read_state(path, self.layout)
+        state = folders.read_state(path)
         self.load(path / "actor", path / "critic" if (path / "critic").is_dir() else None)
         folders.restore_optimizer(path, state, self.actor)
         if self._critic is not None:
@@ -242,23 +239,19 @@ class Worker:
         return ParallelModel(facts, self.layout, value=value, replay=replay, **self._model_options)  # type: ignore[arg-type]
 
     @staticmethod
-    def _fill(model: ParallelModel, folder: Path, prefix: str) -> ParallelModel:
-        reader = weights.Reader(folder, prefix=prefix)
-        try:
-            model.load(reader)
-        finally:
-            reader.close()
-        return model
+    def _fill(model: ParallelModel, folder: Path) -> None:
+        with weights.Reader(sorted(folder.glob("*.safetensors")), prefix=folders.PREFIXES[model.name]) as read:
+            model.load(read)
 
     @staticmethod
     def _same_backbone(actor_dir: Path, facts: ModelFacts, critic_dir: Path) -> None:
-        theirs = read_facts(critic_dir)
-        if (theirs.hidden_size, theirs.num_hidden_layers, theirs.num_experts) != (
-            facts.hidden_size,
-            facts.num_hidden_layers,
-            facts.num_experts,
-        ):
-            raise CheckpointError(f"{critic_dir} is a critic of another architecture than the actor {actor_dir}")
+        theirs = asdict(read_facts(critic_dir))
+        for name, value in asdict(facts).items():
+            if name != "tied" and theirs[name] != value:
+                raise CheckpointError(
+                    f"{critic_dir} is a critic of another architecture than the actor {actor_dir}: "
+                    f"its {name} is {theirs[name]}, not {value}"
+                )
 
     @staticmethod
     def _trained(model: ParallelModel) -> OptimConfig:
