@@ -15,10 +15,12 @@ from orchestrator.commands import (
     demo,
     doctor,
     evaluate,
+    experiment,
     import_,
     model,
     production,
     review,
+    rootfs,
     serve,
     services,
     suite,
@@ -44,7 +46,7 @@ app = typer.Typer(
 )
 for module in (demo, doctor, services, evaluate, compare, serve, production):  # in the order of the help page
     module.register(app)
-for group in (cycle, checkpoint, review, suite, tasks, import_, audit, model, users):
+for group in (cycle, checkpoint, review, suite, tasks, rootfs, import_, audit, experiment, model, users):
     app.add_typer(group.app, rich_help_panel="Work")
 
 

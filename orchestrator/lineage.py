@@ -70,6 +70,24 @@ def of_cycle(store: Store, cycle_id: int, *, candidates: bool = False) -> Lineag
     return ancestors(store, [row.id for row in rows if row.id is not None])
 
 
+def inherited(store: Store, cycle_id: int, name: str) -> Checkpoint:
+    """The checkpoint of this name in a cycle, or else in the cycle that it was forked from, and so on.
+
+    Raises CheckpointError when none of them has it.
+    """
+    at: int | None = cycle_id
+    seen: list[int] = []
+    while at is not None and at not in seen:
+        if (found := store.checkpoints.named(at, name)) is not None:
+            return found
+        seen.append(at)
+        at = (store.cycles.get(at).config.get("fork") or {}).get("cycle")
+    raise CheckpointError(
+        f"no checkpoint {name!r} in cycle {' nor in cycle '.join(map(str, seen))}: finish the stage that makes it "
+        f"(`rsi cycle show {seen[-1]}`) before anything is forked from it"
+    )
+
+
 def prove_critic(store: Store, checkpoint_id: int, digests: Digests | None = None) -> CriticProof:
     """Compare a checkpoint's critic with that of its critic parent.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from orchestrator.models import Stage, StageKind
 from stages.config import CycleConfig, RPRConfig, RSRConfig
+from stages.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +41,32 @@ UPDATE_S = (0.2, 0.6)
 
 
 def plan(config: CycleConfig) -> list[StagePlan]:
-    """Base, then one RSR and one RPR per round."""
+    """Base, then one RSR and one RPR per round (`direct_ppo`: RPR alone); after `fork`, up to `last_stage`.
+
+    Raises ConfigError when one of these names no stage.
+    """
     stages = [StagePlan(index=0, kind=StageKind.BASE, round=0, name="Base", parent=None)]
+    kinds = [(StageKind.RPR, "RPR")] if config.direct_ppo else [(StageKind.RSR, "RSR"), (StageKind.RPR, "RPR")]
     for round_ in range(1, config.rounds + 1):
-        for kind, label in ((StageKind.RSR, "RSR"), (StageKind.RPR, "RPR")):
+        for kind, label in kinds:
             stages.append(
                 StagePlan(index=len(stages), kind=kind, round=round_, name=f"{label}-{round_}", parent=stages[-1].name)
             )
-    return stages
+    names = [s.name for s in stages]
+    last = _index(names, config.last_stage, "last_stage") if config.last_stage else len(stages) - 1
+    first = _index(names, config.fork.stage, "fork.stage") + 1 if config.fork else 0
+    if first > last:
+        raise ConfigError(
+            f"nothing is left to do between fork.stage = {names[first - 1]} and last_stage = {names[last]}; there is: "
+            + ", ".join(names)
+        )
+    return stages[first : last + 1]
+
+
+def _index(names: list[str], name: str, key: str) -> int:
+    if name not in names:
+        raise ConfigError(f"{key} = {name!r}: this cycle has no such stage; it has {', '.join(names)}")
+    return names.index(name)
 
 
 def stage_rows(config: CycleConfig) -> list[Stage]:
@@ -84,7 +103,9 @@ def estimate_stage(config: CycleConfig, stage: StagePlan) -> Estimate:
         attempts += more + validation * len(config.rsr_of(stage.round).distil.candidates)
     elif stage.kind is StageKind.RPR:
         rpr = config.rpr_of(stage.round)
-        more, updates = _rpr(rpr, config.pool_size, warm=stage.round == 1 or not rpr.inherit_critic)
+        more, updates = _rpr(
+            rpr, config.pool_size, warm=(stage.round == 1 or not rpr.inherit_critic) and not rpr.critic_reset
+        )
         attempts += more + validation * max(1, len(rpr.keep_steps))
     return _cost(attempts, updates)
 
@@ -99,8 +120,8 @@ def _rsr(config: RSRConfig, pool: int) -> tuple[int, int]:
 
 def _rpr(config: RPRConfig, pool: int, *, warm: bool) -> tuple[int, int]:
     profile = (config.profile.draw.n_tasks or pool) * config.profile.attempts_per_task
-    steps = config.num_critic_only_steps + config.joint_steps
-    updates = config.num_critic_only_steps + 2 * config.joint_steps
+    steps = config.critic_only_steps + config.joint_steps
+    updates = config.critic_only_steps + 2 * config.joint_steps
     if warm:
         updates += config.warmup.epochs * max(1, round(profile / config.warmup.batch_size))
     return profile + steps * config.over_sampling_batch_size, updates

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from orchestrator import lineage
 from orchestrator import models as m
 from orchestrator.finished import StoredPhases
 from orchestrator.holding import CancelRequested, PauseRequested, Superseded, settle
@@ -78,12 +79,15 @@ class Runner:
         assert row.id is not None
         parent = self._parent(planned)
         stage_id = row.id
+        critic = self._critic_parent(planned, parent)
         row = self.store.stages.start(
             row.id,
             actor_parent_id=parent.id if parent else None,
-            critic_parent_id=parent.id if parent and parent.critic_digest else None,
+            critic_parent_id=critic.id if critic and critic.critic_digest else None,
         )
         self._log(row, logging.INFO, f"{planned.name} started, attempt {row.attempt}")
+        for departure in self._departures(planned):
+            self._log(row, logging.WARNING, f"{planned.name} departs from the specification: {departure}")
         try:
             with Recorder(self.store, row, human_review=self._human(planned)) as recorder:
                 for record in self._records(planned, row, parent):
@@ -160,6 +164,11 @@ class Runner:
     ) -> Generator[Record, None, None]:
         weights = _weights(parent)
         _verify(parent, weights)
+        critic = self._critic_parent(planned, parent)
+        if critic is not parent:  # an experiment's arm that does not inherit
+            weights = replace(weights, critic=_weights(critic).critic if critic else None)
+            if critic:
+                _verify(critic, _weights(critic))
         finished = StoredPhases(self.store, row, self._policy(planned))
         if planned.kind is m.StageKind.RSR:
             yield from run_rsr(
@@ -208,7 +217,21 @@ class Runner:
         return self.home / "work" / planned.name
 
     def _parent(self, planned: StagePlan) -> m.Checkpoint | None:
-        return self._checkpoint(planned.parent) if planned.parent else None
+        if planned.parent is None:
+            return None
+        assert self.cycle.id is not None
+        return lineage.inherited(self.store, self.cycle.id, planned.parent)
+
+    def _critic_parent(self, planned: StagePlan, parent: m.Checkpoint | None) -> m.Checkpoint | None:
+        """The checkpoint whose critic enters: the parent, or what `critic_reset` puts in its place (None: a cold one)."""
+        reset = self.config.rpr_of(planned.round).critic_reset if planned.kind is m.StageKind.RPR else None
+        if reset is None or parent is None:
+            return parent
+        assert self.cycle.id is not None
+        return lineage.inherited(self.store, self.cycle.id, f"RPR-1 {SEED_CRITIC}") if reset == "seed" else None
+
+    def _departures(self, planned: StagePlan) -> tuple[str, ...]:
+        return self.config.rpr_of(planned.round).departures() if planned.kind is m.StageKind.RPR else ()
 
     def _checkpoint(self, name: str) -> m.Checkpoint | None:
         return self.store.checkpoints.named(self.cycle.id, name)

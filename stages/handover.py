@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stages.advantage import Handover, SegmentNodes, TimeLimit, TrajectoryAdvantages, trajectory_advantages
+from stages.advantage import Estimator, Handover, SegmentNodes, TimeLimit, TrajectoryAdvantages, trajectory_advantages
 from stages.values import EVSums
 
 
@@ -25,6 +25,7 @@ def handover_metrics(
     *,
     gamma: float = 1.0,
     lam: float = 1.0,
+    estimator: Estimator = Estimator.TB_GAE,
     time_limit: TimeLimit = TimeLimit.TERMINAL,
 ) -> dict[str, float | None]:
     """Metrics of the attempts that have a summarisation boundary, under every hand-over; {} when none has one.
@@ -41,6 +42,7 @@ def handover_metrics(
                 reward=a.reward,
                 gamma=gamma,
                 lam=lam,
+                estimator=estimator,
                 handover=mode,
                 truncated=a.truncated,
                 time_limit=time_limit,

@@ -1,4 +1,4 @@
-"""RPR: exactly four critic-only updates, then joint PPO (spec §2.3, §5).
+"""RPR: exactly four critic-only updates, then joint PPO (spec §2.3, §5). An experiment's arm may leave the four out.
 
 One step is one fresh batch, one update of the critic and, in joint steps, one of the actor. After every step everything is
 saved, so that a killed run continues with the step that would have followed.
@@ -36,7 +36,7 @@ def refine(
 
     `actor_dir`, `critic_dir`: the parents. A previous, interrupted call with the same `ctx.work_dir` is continued.
     """
-    plan = [(Phase.CALIBRATE, s) for s in range(1, config.num_critic_only_steps + 1)]
+    plan = [(Phase.CALIBRATE, s) for s in range(1, config.critic_only_steps + 1)]
     plan += [(Phase.JOINT, s) for s in range(1, config.joint_steps + 1)]
     keep = set(config.keep_steps) or {config.joint_steps}
     folders = [ctx.work_dir / "steps" / f"{phase.value}-{step}" for phase, step in plan]
@@ -49,7 +49,7 @@ def refine(
         learner.start_phase(actor=None, critic=_critic_optim(config))
     _serve(ctx, folders[done - 1] / "actor" if done else actor_dir, done)
     for index, (phase, step) in enumerate(plan):
-        last = config.num_critic_only_steps if phase is Phase.CALIBRATE else config.joint_steps
+        last = config.critic_only_steps if phase is Phase.CALIBRATE else config.joint_steps
         if index < done:  # records that follow a save may have been lost with the process: they are repeated
             if phase is Phase.JOINT and step in keep:
                 yield _saved(folders[index], step)
@@ -70,7 +70,7 @@ def refine(
         _prune(folders[:index], plan[:index], keep)
         yield Progress(phase=phase, done=step, total=last, text=_line(metrics))
         if step == last:
-            moments = {"critic_moments": "kept from calibration"} if phase is Phase.JOINT else {}
+            moments = {"critic_moments": "kept from calibration"} if phase is Phase.JOINT and config.calibrate else {}
             facts = {"steps": step, "ev_last": metrics["critic/vf_explained_var"], **moments}
             yield PhaseDone(phase=phase, facts=facts)
     return [(s, f) for (p, s), f in zip(plan, folders, strict=True) if p is Phase.JOINT and s in keep]

@@ -44,12 +44,15 @@ def rewrite(
     sources = _sources(ctx, config, explored)
     yield PhaseStarted(phase=Phase.REWRITE, total=len(sources))
     books: list[Runbook] = []
+    tokens = 0
     for start in range(0, len(sources), PLAN_WAVE):
-        for book in ctx.backends.run(_plan(ctx, config, sources[start : start + PLAN_WAVE], tasks, planner)):
+        written, sampled = ctx.backends.run(_plan(ctx, config, sources[start : start + PLAN_WAVE], tasks, planner))
+        tokens += sampled
+        for book in written:
             books.append(book)
             yield RunbookWritten(runbook=book)
         yield Progress(phase=Phase.REWRITE, done=min(start + PLAN_WAVE, len(sources)), total=len(sources))
-    yield PhaseDone(phase=Phase.REWRITE, facts={"sources": len(sources), "runbooks": len(books)})
+    yield PhaseDone(phase=Phase.REWRITE, facts={"sources": len(sources), "runbooks": len(books), "tokens": tokens})
     return books
 
 
@@ -69,7 +72,8 @@ def _sources(ctx: StageContext, config: RewriteConfig, explored: Sequence[Trajec
 
 async def _plan(
     ctx: StageContext, config: RewriteConfig, sources: Sequence[Trajectory], tasks: Mapping[str, Task], planner: Planner
-) -> list[Runbook]:
+) -> tuple[list[Runbook], int]:
+    """The runbooks, and the tokens that the planner sampled, useless replies included."""
     chat, sampling = planner.chat, config.sampling
     requests = []
     for source in sources:
@@ -118,7 +122,7 @@ async def _plan(
                     raw_text=raw,
                 )
             )
-    return books
+    return books, sum(len(answer.output_ids) for answer in answers)
 
 
 def _cites(line: str, source: Trajectory) -> tuple[int, ...]:
