@@ -38,7 +38,10 @@ RAIL = (
     ("cycles", "Cycles", urls.cycles()),
     ("checkpoints", "Checkpoints", urls.checkpoints()),
     ("lineage", "Lineage", urls.lineage()),
+    ("compare", "Compare", urls.compare()),
     ("trajectories", "Trajectories", urls.trajectories()),
+    ("audits", "Audits", urls.audits()),
+    ("suspicious", "Suspicious", urls.suspicious()),
 )
 FILTERS = (
     formats.percent,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from urllib.parse import quote, urlencode
 
 from starlette.datastructures import QueryParams
@@ -36,6 +37,47 @@ def cycle_log(cycle_id: int | None) -> str:
     return f"/cycles/{cycle_id}/log.txt"
 
 
+def launch(*, source: int | None = None, recipe: str = "") -> str:
+    return _query("/cycles/new", **{"from": source, "recipe": recipe})
+
+
+def launch_check() -> str:
+    return "/cycles/new/check"
+
+
+def cycle_act(cycle_id: int | None, verb: str) -> str:
+    """Where pause, resume and cancel are sent; for cancel also the page that asks first."""
+    return f"/cycles/{cycle_id}/{verb}"
+
+
+def cycle_logs(cycle_id: int | None, **filters: object) -> str:
+    return _query(f"/cycles/{cycle_id}/logs", **filters)
+
+
+def cycle_config(cycle_id: int | None, **view: object) -> str:
+    return _query(f"/cycles/{cycle_id}/config", **view)
+
+
+def cycle_config_file(cycle_id: int | None, kind: str) -> str:
+    return f"/cycles/{cycle_id}/config.{kind}"
+
+
+def stage(cycle_id: int | None, name: str, **view: object) -> str:
+    return _query(f"/cycles/{cycle_id}/stages/{quote(name.lower(), safe='')}", **view)
+
+
+def stage_chart(cycle_id: int | None, name: str, chart: str, **view: object) -> str:
+    return _query(f"/cycles/{cycle_id}/stages/{quote(name.lower(), safe='')}/charts/{chart}.json", **view)
+
+
+def inbox(*, unread: bool = False, before: int | None = None) -> str:
+    return _query("/inbox", unread=1 if unread else None, before=before)
+
+
+def inbox_read() -> str:
+    return "/inbox/read"
+
+
 def chart(cycle_id: int | None, name: str) -> str:
     return f"/cycles/{cycle_id}/charts/{name}.json"
 
@@ -63,6 +105,42 @@ def trajectories(**filters: object) -> str:
 def trajectory(trajectory_id: str, *, turn: int | None = None, first: int = 0, q: str = "") -> str:
     path = _query(f"/trajectories/{quote(trajectory_id, safe='')}", first=first or None, q=q)
     return path if turn is None else f"{path}#t{turn}"
+
+
+def compare(ids: Sequence[int | None] = (), *, data: str = "", **view: object) -> str:
+    """The comparison, or with `data` one of its files (`scores.csv`, `chart.json`)."""
+    path = _query(f"/compare/{data}" if data else "/compare", c=",".join(str(i) for i in ids), **view)
+    return path.replace("%2C", ",")
+
+
+def task(pool: str, task_id: str, *, checkpoint: int | None = None) -> str:
+    path = f"/tasks/{quote(pool, safe='')}/{quote(task_id)}"
+    return f"{path}?checkpoint={checkpoint}#c{checkpoint}" if checkpoint else path
+
+
+def token_view(trajectory_id: str, *, turn: int = 0, by: str = "") -> str:
+    return _query(f"/trajectories/{quote(trajectory_id, safe='')}/tokens", turn=str(turn), by=by)
+
+
+def audits(*, cycle: int | None = None, before: int | None = None) -> str:
+    return _query("/audits", cycle=cycle, before=before)
+
+
+def audit(audit_id: int | None, data: str = "") -> str:
+    """The audit, or with `data` one of its files (`figures.csv`, `chart.json`)."""
+    return f"/audits/{audit_id}/{data}" if data else f"/audits/{audit_id}"
+
+
+def audit_new(**values: object) -> str:
+    return _query("/audits/new", **values)
+
+
+def suspicious(*, cycle: int | None = None, before: int | None = None) -> str:
+    return _query("/suspicious", cycle=cycle, before=before)
+
+
+def cycle_analysis(cycle_id: int | None, data: str = "") -> str:
+    return f"/cycles/{cycle_id}/analysis" + (f"/{data}" if data else "")
 
 
 def with_query(path: str, query: QueryParams, **changes: object) -> str:

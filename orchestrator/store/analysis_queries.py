@@ -9,7 +9,7 @@ from sqlalchemy import Select, String, func, or_, select, text, type_coerce
 from sqlmodel import col
 
 from orchestrator import models as m
-from orchestrator.store.base import Repository
+from orchestrator.store.base import Page, Repository, page
 from orchestrator.store.trajectories import TrajectoryFilter
 from orchestrator.store.trajectories import _filtered as filtered
 from stages.domain import CheckRole, CheckStatus, EndReason, Phase, Verdict
@@ -139,6 +139,33 @@ class AnalysisQueries(Repository):
         query = select(col(m.Evaluation.suite)).where(col(m.Evaluation.checkpoint_id).in_(checkpoint_ids)).distinct()
         with self._session() as session:
             return sorted(session.execute(query).scalars())
+
+    def suites_by_checkpoint(self, checkpoint_ids: Sequence[int]) -> dict[int, list[str]]:
+        """Checkpoint id -> suites on which it was measured, by name."""
+        own = m.Evaluation
+        query = select(col(own.checkpoint_id), col(own.suite)).where(col(own.checkpoint_id).in_(checkpoint_ids))
+        found: dict[int, list[str]] = {}
+        with self._session() as session:
+            for checkpoint, suite in session.execute(query.distinct().order_by(col(own.suite))).tuples():
+                found.setdefault(checkpoint or 0, []).append(suite)
+        return found
+
+    def measured_checkpoints(
+        self, *, words: str = "", before: int | None = None, limit: int = 60
+    ) -> Page[m.Checkpoint]:
+        """Checkpoints with an evaluation, newest first; `words` are looked for in their names and their cycles' names."""
+        measured = select(col(m.Evaluation.id)).where(col(m.Evaluation.checkpoint_id) == col(m.Checkpoint.id))
+        query = select(m.Checkpoint).where(measured.exists())
+        if words:
+            named = select(col(m.Cycle.id)).where(col(m.Cycle.name).icontains(words, autoescape=True))
+            query = query.where(
+                or_(col(m.Checkpoint.name).icontains(words, autoescape=True), col(m.Checkpoint.cycle_id).in_(named))
+            )
+        if before is not None:
+            query = query.where(col(m.Checkpoint.id) < before)
+        with self._session() as session:
+            rows = session.execute(query.order_by(col(m.Checkpoint.id).desc()).limit(limit + 1)).scalars().all()
+        return page(rows, limit, "id")
 
     def task_digests(self, suite: str, digest: str) -> dict[str, str]:
         """Task id -> digest of a suite version; {} when the version is not stored."""
