@@ -105,7 +105,21 @@ def load_suites(config: CycleConfig, settings: Settings) -> Suites:
                 f"the pool {pool.name!r} shares {len(found)} tasks with {suite.name!r} (first: {found[0].task} and "
                 f"{found[0].other}, {found[0].kind}): take them out of the pool, what trains may not measure"
             )
+    for suite in (pool, validation, *reported):
+        refuse_docker_only(suite)
     return Suites(pool=pool, validation=validation, reported=reported)
+
+
+def refuse_docker_only(suite: Suite) -> None:
+    """Raises ConfigError naming the tasks of a suite that the bubblewrap sandboxes of cycles would run wrongly."""
+    found = [f"{task.id}: {'; '.join(task.needs_docker)}" for task in suite.tasks if task.needs_docker]
+    if found:
+        more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
+        raise ConfigError(
+            f"{len(found)} of {len(suite.tasks)} tasks of {suite.name!r} need what the sandboxes of cycles do not have "
+            f"({'; '.join(found[:3])}{more}): take them out, or build a root filesystem that has it and name it in their "
+            "task.toml (`rsi rootfs build --help`)"
+        )
 
 
 def _reported(name: str, config: CycleConfig, home: Path) -> Suite:

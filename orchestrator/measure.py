@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from orchestrator import models as m
-from orchestrator.inputs import EMBEDDED, open_backends
+from orchestrator.inputs import EMBEDDED, open_backends, refuse_docker_only
 from orchestrator.recipes import parse_config
 from orchestrator.settings import Settings
 from orchestrator.store import Store
@@ -30,7 +30,9 @@ def suite_named(name: str, n_tasks: int, settings: Settings) -> Suite:
         raise ConfigError(
             f"suite {name!r}: use {PoolKind.HELDOUT_NAMES}, {PoolKind.HELDOUT_COMBINATIONS} or the folder of a suite"
         )
-    return load_suite(Path(name))
+    suite = load_suite(Path(name))
+    refuse_docker_only(suite)
+    return suite
 
 
 def measure(

@@ -47,6 +47,17 @@ class Settings(BaseSettings):
         return self.home / self.webhook_secret_file
 
     @property
+    def console_local(self) -> str:
+        """Address of the console on this machine."""
+        host = "127.0.0.1" if self.console_host in {"0.0.0.0", "::"} else self.console_host
+        return f"http://{host}:{self.console_port}"
+
+    @property
+    def console_public(self) -> str:
+        """Address of the console that goes into links."""
+        return self.console_url.rstrip("/") or self.console_local
+
+    @property
     def embedded_database(self) -> bool:
         """True when no external Postgres is named."""
         return not self.database_url

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,10 +21,7 @@ from stages.config import CycleConfig, RolloutConfig
 from stages.domain import CheckResult, CheckRole, CheckStatus, EndReason, Task, Trajectory, Verdict
 from stages.errors import ConfigError, ModelError, SamplerError, SandboxError, SandboxUnavailable, TaskError
 from stages.harness.shell import DONE
-from stages.tasks.check import sandbox_limits
-from stages.tasks.digests import read_folder
-from stages.tasks.harbor import read_task
-from stages.tasks.schema import parse_task_toml
+from stages.tasks.harbor import load_task
 from stages.tasks.terminal_bench import convert_task, is_terminal_bench
 
 R = TypeVar("R")
@@ -57,12 +54,6 @@ class Attempt:
         return sum(c.role is CheckRole.SCENARIO for c in self.checks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedTask:
-    task: Task
-    limits: tuple[str, ...]  # why bubblewrap cannot run it as it is meant; empty when it can
-
-
 # --------------------------------------------------------------------------- before
 
 
@@ -89,7 +80,7 @@ def sandbox_backend(name: str, settings: Settings | None = None, rootfs: str | N
 
 
 @contextmanager
-def loaded_task(folder: Path) -> Iterator[LoadedTask]:
+def loaded_task(folder: Path) -> Iterator[Task]:
     """A Harbor folder, or an original Terminal-Bench folder converted for as long as the context lasts.
 
     Raises TaskError naming the file that is missing or broken.
@@ -98,19 +89,18 @@ def loaded_task(folder: Path) -> Iterator[LoadedTask]:
     with tempfile.TemporaryDirectory(prefix="rsi-task-") as scratch:
         if is_terminal_bench(folder):
             folder = convert_task(folder, Path(scratch) / folder.name)
-        content = read_folder(folder)
-        task = read_task(folder, folder.parent.name, content)
-        config = parse_task_toml(content["task.toml"].decode("utf-8"), str(folder / "task.toml"))
-        yield LoadedTask(task=task, limits=tuple(sandbox_limits(content, config)))
+        yield load_task(folder, folder.parent.name)
 
 
-def require_runnable(loaded: LoadedTask, backend: str, *, anyway: bool = False) -> None:
-    """Raises TaskError when bubblewrap would run the task in another environment than its author meant."""
-    if backend == "bubblewrap" and loaded.limits and not anyway:
+def runnable(task: Task, backend: str, *, anyway: bool = False) -> Task:
+    """Raises TaskError when bubblewrap would run the task in another environment than its author meant; `anyway`: let it."""
+    if backend == "bubblewrap" and task.needs_docker and not anyway:
         raise TaskError(
-            f"task {loaded.task.id} needs what the bubblewrap backend does not have: {'; '.join(loaded.limits)}. "
-            "Use --backend docker, or --anyway to run it on this machine's own programs"
+            f"task {task.id} needs what the bubblewrap backend does not have: {'; '.join(task.needs_docker)}. "
+            "Use --backend docker, a prepared root filesystem that the task names (`rsi rootfs build --help`), or --anyway to "
+            "run it on what is here"
         )
+    return replace(task, needs_docker=()) if anyway else task
 
 
 def fresh_log_folder(folder: Path) -> Path:

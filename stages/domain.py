@@ -140,6 +140,13 @@ class Task:
     verifier_timeout_s: float = 60.0
     nop_progress: int = 0  # scenario checks that pass when nothing is done
     categories: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of the agent's shell, and of the scripts where it is harmless
+    verifier_env: Mapping[str, str] = field(default_factory=dict)  # of tests/test.sh only
+    solution_env: Mapping[str, str] = field(default_factory=dict)  # of solution/solve.sh only
+    needs_docker: tuple[str, ...] = ()  # why the bubblewrap backend cannot run it as it is meant
+    rootfs: str = ""  # the prepared root filesystem that it runs on, by name; empty: the backend's default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

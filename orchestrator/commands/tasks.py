@@ -167,8 +167,7 @@ def run(
     if agent == "shell" and attempts > 1:
         raise ConfigError("--agent shell is one person's one attempt; leave --attempts out")
     with task_runs.loaded_task(folder) as loaded:
-        task_runs.require_runnable(loaded, backend, anyway=anyway)
-        task = loaded.task
+        task = task_runs.runnable(loaded, backend, anyway=anyway)
         start = _agent(agent, task, attempts, model, temperature, prompt, seed, harness, quiet=json)
         sandboxes = task_runs.sandbox_backend(backend, terminal.settings(), rootfs)
         place = task_runs.fresh_log_folder(log or _default_log(task.id))

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from stages.errors import TaskError
 from stages.tasks.digests import read_folder
-from stages.tasks.dockerfile import base_images, copies, is_pinned, parse, workspace
+from stages.tasks.dockerfile import base_images, copies, is_pinned, parse
 from stages.tasks.harbor import legacy_keys, read_task
+from stages.tasks.needs import needs
 from stages.tasks.schema import TaskToml, key_line, parse_task_toml, unknown_keys
 from stages.tasks.steps import read_steps
 
@@ -57,6 +58,26 @@ _HIDDEN_PATHS = re.compile(r"(?<![\w/])/(?:tests|solution|logs/verifier)\b|\bsol
 _SECRET_TREES = ("tests/", "solution/")
 _TELLING_BYTES = 24  # shorter files may be equal by chance
 _SCRIPTS = (".sh", ".py", ".bash", ".toml", ".txt", "")
+
+_NO_NETWORK = "no sandbox has a network"
+_ONE_USER = "a sandbox has one user, who owns the workspace and has no rights beyond it"
+_UNSUPPORTED = {  # keys of schema 1.4 that are read and have no effect here, and why
+    "environment.gpus": "no device of this machine reaches a sandbox",
+    "environment.gpu_types": "no device of this machine reaches a sandbox",
+    "environment.tpu": "no device of this machine reaches a sandbox",
+    "environment.mcp_servers": "agents act through one shell; no server runs beside it",
+    "environment.skills_dir": "agents act through one shell; what they may read stands in the instruction",
+    "environment.healthcheck": "a sandbox starts a shell and no service that could become healthy",
+    "environment.allowed_hosts": _NO_NETWORK,
+    "agent.allowed_hosts": _NO_NETWORK,
+    "agent.user": _ONE_USER,
+    "verifier.allowed_hosts": _NO_NETWORK,
+    "verifier.user": _ONE_USER,
+    "verifier.environment": "the verifier always runs in a fresh sandbox of the task's own environment",
+    "verifier.environment_mode": "the verifier always runs in a fresh sandbox, on the agent's last state",
+    "verifier.collect": "the verifier sees the agent's last state itself; nothing has to be carried to it",
+    "artifacts": "nothing but the verifier's result leaves a sandbox",
+}
 
 
 def check_task(folder: Path) -> list[Problem]:
@@ -106,6 +127,7 @@ def _problems(folder: Path, content: Mapping[str, bytes]) -> Iterator[Problem]:
             line = key_line(text, tuple(key.split(".")))
             yield problem(Severity.WARNING, "legacy-key", "task.toml", line, f"{key} was renamed in schema 1.4")
         yield from _configuration(config, text, problem)
+        yield from _sandbox(content, config, problem)
     if not any(name.startswith("solution/") or "/solution/" in name for name in content):
         yield problem(
             Severity.WARNING,
@@ -117,7 +139,6 @@ def _problems(folder: Path, content: Mapping[str, bytes]) -> Iterator[Problem]:
     yield from _leaks(content, problem)
     yield from _installs(content, problem)
     yield from _images(content, problem)
-    yield from _sandbox(content, config, problem)
 
 
 def _loads(folder: Path, content: Mapping[str, bytes], config: TaskToml | None, problem: _Make) -> Iterator[Problem]:
@@ -140,27 +161,22 @@ def _configuration(config: TaskToml, text: str, problem: _Make) -> Iterator[Prob
             Severity.WARNING, "unpinned-image", "task.toml", line, f"{environment.docker_image}: name a tag or digest"
         )
     network = environment.network_mode or ("no-network" if environment.allow_internet is False else "public")
-    if network != "no-network":
-        line = key_line(text, ("environment", "network_mode"))
-        yield problem(Severity.NOTE, "network", "task.toml", line, f"asks for network {network!r}: sandboxes have none")
-    for key, present in (
-        ("environment.gpus", bool(environment.gpus)),
-        ("environment.tpu", environment.tpu is not None),
-        ("environment.mcp_servers", bool(environment.mcp_servers)),
-        ("environment.healthcheck", environment.healthcheck is not None),
-        ("verifier.environment", config.verifier.environment is not None),
-        ("verifier.collect", bool(config.verifier.collect)),
-        ("agent.user", config.agent.user is not None),
-        ("verifier.user", config.verifier.user is not None),
+    for table, mode in (
+        ("environment", network),
+        ("agent", config.agent.network_mode),
+        ("verifier", config.verifier.network_mode),
     ):
-        if present:
-            yield problem(
-                Severity.NOTE,
-                "ignored-key",
-                "task.toml",
-                key_line(text, tuple(key.split("."))),
-                f"{key} has no effect here",
-            )
+        if mode not in (None, "no-network"):
+            line = key_line(text, (table, "network_mode"))
+            message = f"{table} asks for network {mode!r}: sandboxes have none"
+            yield problem(Severity.NOTE, "network", "task.toml", line, message)
+    for key, why in _UNSUPPORTED.items():
+        value: object = config
+        for part in key.split("."):
+            value = getattr(value, part)
+        if value not in (None, [], 0, "shared"):
+            line = key_line(text, tuple(key.split(".")))
+            yield problem(Severity.NOTE, "unsupported-key", "task.toml", line, f"{key} has no effect, because {why}")
     if environment.os == "windows":
         line = key_line(text, ("environment", "os"))
         yield problem(Severity.ERROR, "windows", "task.toml", line, "Windows containers cannot be run")
@@ -177,14 +193,14 @@ def _leaks(content: Mapping[str, bytes], problem: _Make) -> Iterator[Problem]:
             inside = name.removeprefix("environment/")
             if original := secrets.get(hashlib.sha256(data).digest()):
                 yield problem(
-                    Severity.ERROR, "test-leak", name, 0, f"the same bytes as {original}: agents would see it"
+                    Severity.ERROR, "test-leak", name, 1, f"the same bytes as {original}: agents would see it"
                 )
             elif inside.startswith(_SECRET_TREES) or inside.rpartition("/")[2] in (
                 "solve.sh",
                 "solution.sh",
                 "test_outputs.py",
             ):
-                yield problem(Severity.ERROR, "test-leak", name, 0, "a test or solution in the build context")
+                yield problem(Severity.ERROR, "test-leak", name, 1, "a test or solution in the build context")
     for name in ("instruction.md", *(n for n in content if re.fullmatch(r"steps/[^/]+/instruction\.md", n))):
         for line, row in enumerate(_decode(content.get(name, b"")).splitlines(), 1):
             if match := _HIDDEN_PATHS.search(row):
@@ -231,24 +247,14 @@ def _images(content: Mapping[str, bytes], problem: _Make) -> Iterator[Problem]:
                     yield problem(Severity.WARNING, "unpinned-image", name, line, f"{match[1]}: name a tag or digest")
 
 
-def _sandbox(content: Mapping[str, bytes], config: TaskToml | None, problem: _Make) -> Iterator[Problem]:
-    for reason in sandbox_limits(content, config):
-        yield problem(Severity.NOTE, "needs-docker", "environment", 0, reason)
-
-
-def sandbox_limits(content: Mapping[str, bytes], config: TaskToml | None) -> list[str]:
-    """Why the bubblewrap backend cannot run a task as it is meant; empty when it can."""
-    context = {n.removeprefix("environment/"): d for n, d in content.items() if n.startswith("environment/")}
-    reasons: list[str] = []
-    if any(re.fullmatch(r"(docker-)?compose\.ya?ml", name) for name in context):
-        reasons.append("several services (a compose file)")
-    if "Dockerfile" in context:
-        reasons += [f"Dockerfile {reason}" for reason in workspace(_decode(context["Dockerfile"]), context).unsupported]
-    elif config is not None and config.environment.docker_image:
-        reasons.append(f"the image {config.environment.docker_image}")
-    if config is not None and config.steps:
-        reasons.append("several steps in one environment")
-    return reasons
+def _sandbox(content: Mapping[str, bytes], config: TaskToml, problem: _Make) -> Iterator[Problem]:
+    for need in needs(content, config):
+        yield problem(
+            Severity.NOTE, "needs-docker", need.path, need.line, f"{need.reason}: not in the bubblewrap backend"
+        )
+    if config.steps:
+        line = key_line(_decode(content["task.toml"]), ("steps",))
+        yield problem(Severity.NOTE, "needs-docker", "task.toml", line, "several steps in one environment")
 
 
 def _decode(data: bytes) -> str:

@@ -32,7 +32,8 @@ class Workspace:
 
     workdir: str  # the last WORKDIR; "/" if none
     files: Mapping[str, bytes]  # files under `workdir` at the end, relative path -> content
-    unsupported: tuple[str, ...]  # what only a real image build can do, one sentence each with the line
+    env: Mapping[str, str]  # what ENV sets
+    unsupported: tuple[tuple[int, str], ...]  # what only a real image build can do: line, and a clause each
 
 
 @lru_cache(maxsize=256)
@@ -99,35 +100,50 @@ def copies(instruction: Instruction) -> tuple[list[str], str] | None:
     return paths[:-1], paths[-1]
 
 
-def workspace(text: str, context: Mapping[str, bytes], default_workdir: str = "/") -> Workspace:
-    """Follow WORKDIR and COPY over a build context (relative path → content).
+def workspace(
+    text: str, context: Mapping[str, bytes], default_workdir: str = "/", *, prepared: bool = False
+) -> Workspace:
+    """Follow WORKDIR, COPY and ENV over a build context (relative path → content).
 
-    Everything that needs a builder (RUN, USER, ENV, another stage, a copy to outside the work directory) is reported, not
-    guessed at.
+    Everything that needs a builder (RUN, USER, another stage, a copy to outside the work directory) is reported, not guessed at.
+    `prepared`: what RUN installs is there already.
     """
     cwd = default_workdir
-    image: dict[str, bytes] = {}
-    unsupported: list[str] = []
+    image: dict[str, tuple[bytes, int]] = {}
+    env: dict[str, str] = {}
+    unsupported: list[tuple[int, str]] = []
     for instruction in parse(text):
-        where = f"line {instruction.line}"
-        if instruction.name == "FROM" or instruction.name in _HARMLESS:
+        line = instruction.line
+        if instruction.name == "FROM" or instruction.name in _HARMLESS or (prepared and instruction.name == "RUN"):
             continue
-        if instruction.name == "WORKDIR":
+        if instruction.name == "ENV" and (pairs := _environment(instruction.text)) is not None:
+            env |= pairs
+        elif instruction.name == "WORKDIR":
             cwd = normpath(join(cwd, instruction.text.strip("\"'")))
         elif instruction.name == "COPY" and (pair := copies(instruction)) is not None:
             copied = _copy(pair[0], pair[1], context, cwd)
             if not copied:
-                unsupported.append(f"{where}: COPY {instruction.text} matches nothing in environment/")
-            image |= copied
+                unsupported.append((line, f"COPY {instruction.text} matches nothing in environment/"))
+            image |= {path: (content, line) for path, content in copied.items()}
         else:
             first = instruction.text.split("\n", 1)[0]
-            unsupported.append(f"{where}: {instruction.name} {first[:60]} needs an image build")
+            unsupported.append((line, f"{instruction.name} {first[:60]} needs an image build"))
     prefix = "/" if cwd == "/" else cwd + "/"
     outside = sorted(path for path in image if not path.startswith(prefix))
     if outside:
-        unsupported.append(f"copies to {outside[0]}, outside the work directory {cwd}")
-    files = {path[len(prefix) :]: content for path, content in image.items() if path.startswith(prefix)}
-    return Workspace(workdir=cwd, files=dict(sorted(files.items())), unsupported=tuple(unsupported))
+        unsupported.append((image[outside[0]][1], f"a copy to {outside[0]}, outside the work directory {cwd}"))
+    files = {path[len(prefix) :]: content for path, (content, _) in image.items() if path.startswith(prefix)}
+    return Workspace(workdir=cwd, files=dict(sorted(files.items())), env=env, unsupported=tuple(unsupported))
+
+
+def _environment(text: str) -> dict[str, str] | None:
+    """Of an ENV instruction with plain values; None where a value is made from others."""
+    words = _arguments(text)
+    if "$" in text or not words:
+        return None
+    if "=" not in words[0]:
+        return {words[0]: text.split(None, 1)[1]} if len(words) > 1 else None
+    return dict(word.split("=", 1) for word in words) if all("=" in word for word in words) else None
 
 
 def _arguments(text: str) -> list[str]:

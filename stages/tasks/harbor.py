@@ -9,16 +9,19 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from stages.backends.sandbox.environment import is_reserved
 from stages.domain import CheckRole, CheckSpec, Limits, Stratum, Task
 from stages.errors import TaskError
 from stages.tasks.digests import digest_files, folder_digest, read_folder, suite_digest
 from stages.tasks.dockerfile import workspace
+from stages.tasks.needs import needs
 from stages.tasks.schema import LEGACY_KEYS, Environment, TaskToml, key_line, megabytes, parse_task_toml, unknown_keys
 from stages.tasks.write import MANIFEST
 
 __all__ = ["Suite", "folder_digest", "load_suite", "load_task", "read_task"]
 
 _DEFAULT: dict[str, Any] = {f.name: f.default for f in fields(Task)}
+_FROM_HOST = re.compile(r"\$\{\w+(?::-(?P<default>[^}]*))?\}")
 _CANARY = re.compile(r"^(<!--.*canary.*-->|#.*canary.*)$", re.IGNORECASE)
 
 
@@ -73,7 +76,11 @@ def read_task(
         )
 
     own = config.metadata.terminal_rsi
-    files, workdir = _workspace(folder, content, config.environment)
+
+    def env(table: str, values: Mapping[str, str], *, verifier: bool = False) -> dict[str, str]:
+        return _env(str(config_path), text, table, values, verifier=verifier)
+
+    files, workdir, image_env = _workspace(folder, content, config.environment)
     if "tests/test.sh" not in content:
         raise TaskError(f"{folder / 'tests/test.sh'}: missing: a task without a verifier cannot be scored")
     ids = [row.id for row in own.manifest]
@@ -98,6 +105,11 @@ def read_task(
         verifier_timeout_s=config.verifier.timeout_sec,
         nop_progress=own.nop_progress,
         categories=tuple(own.categories) or _categories(config),
+        env=image_env | env("environment", config.environment.env),
+        verifier_env=env("verifier", config.verifier.env, verifier=True),
+        solution_env=env("solution", config.solution.env),
+        rootfs=own.rootfs or "",
+        needs_docker=tuple(str(need) for need in needs(content, config)),
     )
 
 
@@ -174,17 +186,40 @@ def _instruction(folder: Path, content: Mapping[str, bytes]) -> str:
     return text
 
 
-def _workspace(folder: Path, content: Mapping[str, bytes], environment: Environment) -> tuple[dict[str, bytes], str]:
+def _workspace(
+    folder: Path, content: Mapping[str, bytes], environment: Environment
+) -> tuple[dict[str, bytes], str, dict[str, str]]:
     prefix = "environment/"
     context = {path[len(prefix) :]: data for path, data in content.items() if path.startswith(prefix)}
     if "Dockerfile" in context:
         built = workspace(_text(folder, content, "environment/Dockerfile"), context)
         workdir = environment.workdir or built.workdir
         same = workdir == built.workdir
-        return (dict(built.files) if same else {}), workdir
+        return (dict(built.files) if same else {}), workdir, dict(built.env)
     if not environment.docker_image and "docker-compose.yaml" not in context:
         raise TaskError(f"{folder / 'environment/Dockerfile'}: missing: write one, or set docker_image in task.toml")
-    return {}, environment.workdir or str(_DEFAULT["workdir"])
+    return {}, environment.workdir or str(_DEFAULT["workdir"]), {}
+
+
+def _env(where: str, text: str, table: str, values: Mapping[str, str], *, verifier: bool) -> dict[str, str]:
+    """Values as they stand; `${NAME:-default}` becomes the default. Raises TaskError for what no sandbox could be given."""
+    out: dict[str, str] = {}
+    for name, value in values.items():
+        place = f"{where}:{key_line(text, (table, 'env', name))}: {table}.env.{name}"
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or "\0" in value:
+            raise TaskError(f"{place}: no environment variable can be called so, or hold that")
+        if verifier and is_reserved(name):
+            raise TaskError(
+                f"{place}: steers which code the verifier runs, so the sandbox sets it: choose another name"
+            )
+        found = _FROM_HOST.fullmatch(value)
+        if found and found["default"] is None:
+            raise TaskError(
+                f"{place}: takes {value} from the machine that runs it; a sandbox is given nothing of that: write the value "
+                "here, or a default as ${NAME:-default}"
+            )
+        out[name] = found["default"] if found else value
+    return out
 
 
 def _limits(config: TaskToml) -> Limits:

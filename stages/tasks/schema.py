@@ -47,6 +47,7 @@ class OwnTable(_Table):
     max_turns: Count | None = None
     nop_progress: Annotated[int, Field(ge=0)] = 0
     categories: list[str] = []
+    rootfs: Annotated[str, Field(pattern=r"^[\w.-]+$")] | None = None  # `rsi rootfs build NAME` on this machine
     checks: list[CheckId | CheckRow] = []  # a bare id is a scenario check
     limits: LimitsTable = LimitsTable()
 

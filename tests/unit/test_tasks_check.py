@@ -56,17 +56,17 @@ PLANTED = {
     ),
     "tests in the build context": (
         {"environment/tests/x.py": "assert True\n"},
-        {("error", "test-leak", "environment/tests/x.py", 0)},
+        {("error", "test-leak", "environment/tests/x.py", 1)},
     ),
     "copied solution": (
         {"environment/files/hint": GOOD["solution/solve.sh"]},
-        {("error", "test-leak", "environment/files/hint", 0)},
+        {("error", "test-leak", "environment/files/hint", 1)},
     ),
     "dockerfile copies tests": (
         {"environment/Dockerfile": GOOD["environment/Dockerfile"] + "COPY ../tests /app/t\n"},
         {
             ("error", "test-leak", "environment/Dockerfile", 4),
-            ("note", "needs-docker", "environment", 0),
+            ("note", "needs-docker", "environment/Dockerfile", 4),
         },
     ),
     "hidden path": (
@@ -80,6 +80,45 @@ PLANTED = {
             )
         },
         {("warning", "unpinned-image", "environment/Dockerfile", n) for n in (2, 4, 5)},
+    ),
+    "run in the image": (
+        {
+            "environment/Dockerfile": GOOD["environment/Dockerfile"]
+            + "USER x\nRUN apt-get install jq\nENV A=b\nENV P=$A:x\n"
+        },
+        {("note", "needs-docker", "environment/Dockerfile", n) for n in (4, 5, 7)},
+    ),
+    "a prepared root filesystem instead": (
+        {
+            "environment/Dockerfile": GOOD["environment/Dockerfile"] + "RUN apt-get install jq\n",
+            "task.toml": GOOD["task.toml"] + "[metadata.terminal_rsi]\nrootfs = 'tools'\n",
+        },
+        set(),
+    ),
+    "workspace in system files": (
+        {"environment/Dockerfile": "FROM debian:12-slim\nWORKDIR /usr/src/app\nCOPY files/ .\n"},
+        {("note", "needs-docker", "environment/Dockerfile", 1)},
+    ),
+    "keys that have no effect": (
+        {
+            "task.toml": GOOD["task.toml"]
+            + "healthcheck = {command = 'x'}\n[agent]\nuser = 'bob'\nnetwork_mode = 'public'\n[verifier]\nuser = 1\n"
+            "environment_mode = 'separate'\n[[verifier.collect]]\ncommand = 'x'\n"
+        },
+        {("note", "unsupported-key", "task.toml", n) for n in (5, 7, 10, 11, 12)}
+        | {("note", "network", "task.toml", 8)},
+    ),
+    "environment from this machine": (
+        {"task.toml": GOOD["task.toml"] + "[verifier.env]\nA = 'x'\nKEY = '${OPENAI_API_KEY}'\n"},
+        {("error", "broken", "task.toml", 7)},
+    ),
+    "environment that steers the verifier": (
+        {"task.toml": GOOD["task.toml"] + "[verifier]\nenv = {LD_PRELOAD = '/app/x.so'}\n"},
+        {("error", "broken", "task.toml", 6)},
+    ),
+    "environment that no shell can hold": (
+        {"task.toml": GOOD["task.toml"] + "env = {'A-B' = 'x'}\n"},
+        {("error", "broken", "task.toml", 5)},
     ),
     "unpinned docker_image": (
         {"task.toml": GOOD["task.toml"] + "docker_image = 'ubuntu'\n"},
@@ -100,12 +139,12 @@ PLANTED = {
         {"environment/docker-compose.yaml": "services:\n  db:\n    image: postgres\n"},
         {
             ("warning", "unpinned-image", "environment/docker-compose.yaml", 3),
-            ("note", "needs-docker", "environment", 0),
+            ("note", "needs-docker", "environment/docker-compose.yaml", 1),
         },
     ),
     "gpu": (
         {"task.toml": GOOD["task.toml"] + "gpus = 1\nos = 'windows'\n"},
-        {("note", "ignored-key", "task.toml", 5), ("error", "windows", "task.toml", 6)},
+        {("note", "unsupported-key", "task.toml", 5), ("error", "windows", "task.toml", 6)},
     ),
 }
 
@@ -123,7 +162,7 @@ def test_problems_are_sorted_and_printable(tmp_path: Path):
     problems = check_task(folder)
     assert [p.severity for p in problems] == sorted((p.severity for p in problems), key=list(Severity).index)
     assert str(problems[0]).startswith(f"{folder}/tests/test.sh:1: error: runtime-install: 'wget'")
-    assert any("line 2: RUN make needs an image build" in str(p) for p in problems)
+    assert any("Dockerfile:2: note: needs-docker: RUN make needs an image build" in str(p) for p in problems)
 
 
 def test_lint_survives_unreadable_folders(tmp_path: Path):
@@ -162,11 +201,13 @@ def test_dockerfile_workspace():
         ("RUN x", "image build"),
         ("COPY z /etc/z", "outside"),
         ("COPY nothing .", "matches nothing"),
-        ("ENV A=1", "image build"),
+        ("ENV A=$B", "image build"),
         ("COPY --from=x a b", "image build"),
     ):
-        (reason,) = workspace(f"FROM a\nWORKDIR /app\n{line}\n", context).unsupported
+        ((at, reason),) = workspace(f"FROM a\nWORKDIR /app\n{line}\n", context).unsupported
+        assert at == 3
         assert word in reason
+    assert workspace("FROM a\nENV A=1 B='x y'\nENV C d  e\n", {}).env == {"A": "1", "B": "x y", "C": "d  e"}
 
 
 STEPS = {

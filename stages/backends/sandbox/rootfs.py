@@ -1,127 +1,175 @@
-"""A prepared root filesystem as a tar, without a registry: the files of installed Debian packages, nothing of the machine's own.
+"""Prepared root filesystems: what a sandbox may hold beside its task, built once without a registry, read-only in use.
 
-    python -m stages.backends.sandbox.rootfs rootfs.tar
+    rootfs = build(home / "rootfs" / "base", packages=("jq",))
+    BubblewrapBackend(rootfs={"base": rootfs})          # or DockerBackend(...): both use the same files
 
-`docker import rootfs.tar` makes an image of it (`DockerImages.prepared` does so). Needs `dpkg-query`; where there is none, say
-which image to use instead. bubblewrap needs no such file: it binds the same allow-listed folders read-only.
+A built folder holds `root/` (for bubblewrap), `rootfs.tar` (the same files, for `docker import`) and `rootfs.json`. Without one
+bubblewrap binds this machine's own `/usr`, `/bin` and `/lib` read-only.
 """
 
 from __future__ import annotations
 
-import io
+import hashlib
+import json
 import os
-import re
 import shutil
-import subprocess
-import sys
 import tarfile
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 
-from stages.errors import SandboxUnavailable
+from stages.backends.sandbox.environment import SANDBOX_UID
+from stages.backends.sandbox.rootfs_sources import PACKAGES, from_debootstrap, from_host, from_packages
+from stages.domain import Task
+from stages.errors import ConfigError, SandboxUnavailable, TaskError
 
-PACKAGES = (
-    "bash", "dash", "coreutils", "findutils", "grep", "sed", "mawk", "tar", "gzip", "diffutils", "procps", "util-linux", "perl-base",
-    "python3", "base-files", "libc-bin", "debianutils",
-)  # fmt: skip
-_USR_LINKS = ("bin", "sbin", "lib", "lib64")
-_LEFT_OUT = re.compile(r"/usr/share/(doc|man|locale|info|lintian|bash-completion|zoneinfo)/|/test/|/__pycache__/")
-_TEXTS = {
-    "etc/passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
-    "etc/group": "root:x:0:\nnogroup:x:65534:\n",
-    "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
-}
-_FOLDERS = ("proc", "sys", "dev", "tmp", "run", "root", "app", "var/tmp", "opt", "usr/local/bin")
+_MANIFEST, _TAR, _ROOT = "rootfs.json", "rootfs.tar", "root"
+_NEEDED = ("bin/bash", "bin/cp", "bin/chmod")
 
 
-def write_rootfs(target: Path, packages: Iterable[str] = PACKAGES) -> None:
-    """Write the tar (not compressed). Raises SandboxUnavailable where this is no Debian-like machine."""
-    if shutil.which("dpkg-query") is None:
-        raise SandboxUnavailable("no dpkg-query here: give the Docker backend an image of your own (image = …)")
-    with tarfile.open(target, "w") as tar:
-        seen: set[str] = set()
-        for link in _USR_LINKS:
-            if os.path.islink(f"/{link}"):
-                _add(tar, f"/{link}", seen)
-        for path in _with_alternatives(_files(_closure(packages))):
-            _add(tar, path, seen)
-        _add(tar, "/etc/ld.so.cache", seen)
-        for name in _FOLDERS:
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if name in ("tmp", "var/tmp") else 0o755
-            tar.addfile(entry)
-        for name, text in _TEXTS.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(text)
-            tar.addfile(entry, io.BytesIO(text.encode()))
+class Source(StrEnum):
+    """Where the files come from."""
+
+    DEBOOTSTRAP = "debootstrap"  # a fresh Debian; root, debootstrap and a mirror
+    PACKAGES = "packages"  # files of Debian packages of this machine; others are fetched from its mirror
+    HOST = "host"  # an allow-list of this machine's programs; any distribution
 
 
-def _closure(packages: Iterable[str]) -> list[str]:
-    """The installed ones of `packages` and of everything that they depend on."""
-    answer = subprocess.run(
-        ["dpkg-query", "-W", "-f", "${Package}\t${Status}\t${Provides}\t${Pre-Depends}, ${Depends}\n"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    needs: dict[str, list[str]] = {}
-    provided: dict[str, str] = {}
-    for line in answer.stdout.splitlines():
-        name, status, provides, depends = line.split("\t")
-        if status.endswith(" installed"):
-            needs[name] = _names(depends)
-            provided.update(dict.fromkeys(_names(provides), name))
-    out: set[str] = set()
-    todo = list(packages)
-    while todo:
-        name = todo.pop()
-        name = name if name in needs else provided.get(name, name)
-        if name in needs and name not in out:
-            out.add(name)
-            todo += needs[name]
-    return sorted(out)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rootfs:
+    """One built folder. `digest` is the SHA-256 of its tar."""
+
+    name: str
+    folder: Path
+    source: Source
+    packages: tuple[str, ...]  # asked for beyond the basic ones
+    digest: str
+    size_bytes: int
+    created: str  # ISO 8601, UTC
+
+    @property
+    def root(self) -> Path:
+        return self.folder / _ROOT
+
+    @property
+    def tar(self) -> Path:
+        return self.folder / _TAR
 
 
-def _names(field: str) -> list[str]:
-    return [n for n in (re.split(r"[\s(:]", p.strip(), maxsplit=1)[0] for p in re.split(r"[,|]", field)) if n]
+def best_source() -> Source:
+    """What this machine and user can do: debootstrap, else installed packages, else single programs."""
+    if os.getuid() == 0 and shutil.which("debootstrap"):
+        return Source.DEBOOTSTRAP
+    return Source.PACKAGES if shutil.which("dpkg-query") else Source.HOST
 
 
-def _files(packages: Iterable[str]) -> Iterator[str]:
-    answer = subprocess.run(["dpkg-query", "-L", *packages], capture_output=True, text=True, check=True)
-    for path in answer.stdout.splitlines():
-        if path.startswith(("/usr/", "/bin/", "/sbin/", "/lib")) and not _LEFT_OUT.search(path + "/"):
-            yield os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+def write_rootfs(target: Path, packages: Sequence[str] = (), source: Source | None = None) -> Source:
+    """Write the tar (not compressed) of a root filesystem with `packages` beyond the basic ones.
+
+    Raises SandboxUnavailable with what is missing here.
+    """
+    source = source or best_source()
+    if source is Source.HOST:
+        from_host(target, packages)
+        return source
+    tool = "dpkg-query" if source is Source.PACKAGES else "debootstrap"
+    if shutil.which(tool) is None:
+        raise SandboxUnavailable(f"no {tool} here: `--from host` takes this machine's own programs")
+    if source is Source.DEBOOTSTRAP and os.getuid() != 0:
+        raise SandboxUnavailable("debootstrap needs root: `--from packages` does not")
+    write = from_packages if source is Source.PACKAGES else from_debootstrap
+    write(target, tuple(dict.fromkeys((*PACKAGES, *packages))))
+    return source
 
 
-def _with_alternatives(paths: Iterator[str]) -> Iterator[str]:
-    known = set()
-    for path in paths:
-        known.add(path)
-        yield path
-    for link in sorted(Path("/etc/alternatives").glob("*")):
-        if os.path.realpath(link) in known:
-            yield str(link)
-            for folder in ("/usr/bin", "/usr/sbin"):
-                if os.path.islink(f"{folder}/{link.name}"):
-                    yield f"{folder}/{link.name}"
+def build(folder: Path, *, packages: Sequence[str] = (), source: Source | None = None) -> Rootfs:
+    """Make `folder`, whole or not at all. Raises ConfigError when it exists, SandboxUnavailable as `write_rootfs` does."""
+    if folder.exists():
+        raise ConfigError(f"{folder} exists already: choose another name, or remove it")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix="tmp_rootfs_", dir=folder.parent))
+    try:
+        used = write_rootfs(staging / _TAR, packages, source)
+        _unpack(staging / _TAR, staging / _ROOT)
+        made = Rootfs(
+            name=folder.name,
+            folder=folder,
+            source=used,
+            packages=tuple(packages),
+            digest=_digest(staging / _TAR),
+            size_bytes=(staging / _TAR).stat().st_size,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        row = {k: v for k, v in asdict(made).items() if k not in ("name", "folder")}
+        (staging / _MANIFEST).write_text(json.dumps(row, indent=1) + "\n")
+        staging.chmod(0o755)
+        staging.rename(folder)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    return made
 
 
-def _add(tar: tarfile.TarFile, path: str, seen: set[str]) -> None:
-    if path in seen or not os.path.lexists(path):
-        return
-    seen.add(path)
-    entry = tar.gettarinfo(path, arcname=path.lstrip("/"))
-    if entry is None or not (entry.isreg() or entry.issym() or entry.isdir() or entry.islnk()):
-        return
-    if entry.islnk():  # a hard link within the package: store the content
-        entry.type, entry.linkname, entry.size = tarfile.REGTYPE, "", os.path.getsize(path)
-    entry.uid = entry.gid = 0
-    entry.uname = entry.gname = "root"
-    entry.mode &= 0o755 if not entry.issym() else 0o777  # no set-user-id programs
-    if entry.isreg():
-        with open(path, "rb") as file:
-            tar.addfile(entry, file)
-    else:
-        tar.addfile(entry)
+def load(folder: Path) -> Rootfs:
+    """A built folder. Raises ConfigError saying what it lacks."""
+    try:
+        row = json.loads((folder / _MANIFEST).read_text())
+        found = Rootfs(
+            name=folder.name,
+            folder=folder,
+            source=Source(row["source"]),
+            packages=tuple(row["packages"]),
+            digest=str(row["digest"]),
+            size_bytes=int(row["size_bytes"]),
+            created=str(row["created"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{folder}: no root filesystem that `rsi rootfs build` made: {error}") from error
+    for name in _NEEDED:
+        if not os.path.lexists(found.root / name):
+            raise ConfigError(f"{found.root / name}: missing: build {folder.name} anew")
+    return found
 
 
-if __name__ == "__main__":
-    write_rootfs(Path(sys.argv[1]))
+def built_below(folder: Path) -> list[Rootfs]:
+    """Every built root filesystem in `folder`, by name; unfinished and foreign folders are left out."""
+    if not folder.is_dir():
+        return []
+    return [load(p) for p in sorted(folder.iterdir()) if (p / _MANIFEST).is_file() and not p.name.startswith("tmp_")]
+
+
+def choose(task: Task, known: Mapping[str, Rootfs], default: str) -> Rootfs | None:
+    """The root filesystem of a task: its own, else the backend's. None: this machine's files, or the task's image.
+
+    Raises TaskError for a name that was never built here.
+    """
+    name = task.rootfs or default
+    if not name:
+        return None
+    if name not in known:
+        raise TaskError(
+            f"task {task.id} runs on the root filesystem {name!r}, which is not here: build it with "
+            f"`rsi rootfs build {name}` (and --packages for what the task needs)"
+        )
+    return known[name]
+
+
+def _unpack(tar: Path, folder: Path) -> None:
+    """As the sandbox's user where we are root: an overlay copies up only what its user owns."""
+    uid = SANDBOX_UID if os.getuid() == 0 else os.getuid()
+
+    def owned(member: tarfile.TarInfo, place: str) -> tarfile.TarInfo | None:
+        safe = tarfile.tar_filter(member, place)
+        return safe.replace(uid=uid, gid=uid, mode=(safe.mode or 0) | 0o200, deep=False) if safe else None
+
+    folder.mkdir(mode=0o755)
+    with tarfile.open(tar) as opened:
+        opened.extractall(folder, numeric_owner=True, filter=owned)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -28,7 +28,7 @@ _PACKAGES = (
 )
 _DISTRIBUTIONS = ("pytest", "pluggy", "iniconfig", "packaging", "pygments", "exceptiongroup", "tomli")
 _COMMANDS = {"python3": "python3.sh", "python": "python3.sh", "pytest": "pytest.sh", "uvx": "uvx.sh"}
-_INTERPRETER = b"""#!/bin/bash
+_INTERPRETER = """#!/bin/bash
 for p in /usr/local/bin/python3 /usr/bin/python3; do [ -x $p ] && exec $p "$@"; done
 echo "this image has no python3 for its verifier" >&2; exit 127
 """
@@ -36,7 +36,7 @@ _HERE = Path(__file__).parent / "verifier_tools"
 
 
 def world_config() -> dict[str, Any]:
-    """`texts`, `binds` and `links` below /opt/rsi for the host's start-up message."""
+    """`texts`, `binds` and `links` below /opt/rsi for the host's start-up message; `interpreter` for other system files."""
     texts = {f"bin/{name}": (_HERE / file).read_text() for name, file in _COMMANDS.items()}
     texts["lib/rsi_pytest.py"] = (_HERE / "rsi_pytest.py").read_text()
     binds: dict[str, str] = {}
@@ -64,14 +64,14 @@ def world_config() -> dict[str, Any]:
             links[f"ld/{library}"] = f"/opt/rsi/python/lib/{library}"
     else:
         links["interpreter"] = f"/usr/{executable}"
-    return {"texts": texts, "binds": binds, "links": links}
+    return {"texts": texts, "binds": binds, "links": links, "interpreter": _INTERPRETER}
 
 
 def portable_tools() -> list[tuple[str, int, bytes]]:
     """The same for an image whose interpreter we do not know: files to lie below /opt/rsi, pytest's sources included."""
     config = world_config()
     entries = [(name, 0o755, text.encode()) for name, text in config["texts"].items()]
-    entries.append(("interpreter", 0o755, _INTERPRETER))
+    entries.append(("interpreter", 0o755, _INTERPRETER.encode()))
     for name, source in config["binds"].items():
         if name.startswith("lib/"):
             for path in sorted(Path(source).rglob("*")):

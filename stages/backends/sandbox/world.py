@@ -4,6 +4,7 @@ Layout seen by the host (never by an agent, whose bwrap builds its own root from
 
     /usr /bin /lib …   the machine's, read-only        /etc       a generated subset
     /opt/bwrap         the bwrap binary                /opt/rsi   verifier tools (read-only)
+    /rootfs/NAME       prepared root filesystems       /tools/NAME verifier tools for each of them
     /store             task files and tests, by key    /ws, /vlogs   mount points of one attempt
 
 Every attempt gets a copy of this mount namespace with its own sized tmpfs on /ws; the namespace is held by a descriptor.
@@ -20,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from stages.backends.sandbox import kernel
+from stages.backends.sandbox.layout import READ_ONLY
 
 UNREADABLE_BASH = "/opt/rsi/bin/bash-verifier"
-_USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+ROOTFS = "/rootfs"
 _ETC_COPIED = (
     "ld.so.cache",
     "ld.so.conf",
@@ -89,7 +91,9 @@ def build_root(config: dict[str, Any]) -> None:
     copies = {target: _read_tree(source) for target, source in config["copy"].items()}
     tools, bash = config["tools"], Path("/bin/bash").read_bytes()
     binds, links = {}, dict(tools["links"])
-    for name, source in tools["binds"].items():  # opened before /tmp is covered: a source may lie below it
+    # opened before /tmp is covered: a source may lie below it
+    rootfs = {name: os.open(path, os.O_PATH | os.O_DIRECTORY) for name, path in config["rootfs"].items()}
+    for name, source in tools["binds"].items():
         try:
             binds[name] = os.open(source, os.O_PATH | os.O_DIRECTORY)
         except OSError:  # an interpreter in a folder that this user may not enter
@@ -100,7 +104,7 @@ def build_root(config: dict[str, Any]) -> None:
     for name in ("usr", "etc", "dev", "proc", "opt/bwrap", "opt/rsi", "store", "ws", "vlogs", "tmp"):
         os.makedirs(f"{root}/{name}")
     _bind("/usr", f"{root}/usr")
-    for name in _USR_LINKS:
+    for name in READ_ONLY[2:]:
         if os.path.islink(f"/{name}"):
             os.symlink(os.readlink(f"/{name}").lstrip("/"), f"{root}/{name}")
         elif os.path.isdir(f"/{name}"):
@@ -112,19 +116,37 @@ def build_root(config: dict[str, Any]) -> None:
         kernel.mount(f"/dev/{name}", f"{root}/dev/{name}", None, kernel.MS_BIND)
     for target, tree in copies.items():
         _write_tree(f"{root}/{target}", tree)
-    for name, fd in binds.items():
-        os.makedirs(f"{root}/opt/rsi/{name}")
-        _bind(f"/proc/self/fd/{fd}", f"{root}/opt/rsi/{name}")
+    _make_tools(f"{root}/opt/rsi", tools["texts"], binds, links, bash)
+    portable = tools["texts"] | {"interpreter": tools["interpreter"]}
+    plain = {name: fd for name, fd in binds.items() if name != "python"}
+    for name, fd in rootfs.items():  # of another distribution perhaps: its own bash and python3
+        os.makedirs(f"{root}{ROOTFS}/{name}")
+        _bind(f"/proc/self/fd/{fd}", f"{root}{ROOTFS}/{name}")
+        own = Path(f"{root}{ROOTFS}/{name}/usr/bin/bash")
+        _make_tools(f"{root}{tools_of(name)}", portable, plain, {}, own.read_bytes() if own.is_file() else bash)
+    for fd in (*binds.values(), *rootfs.values()):
         os.close(fd)
-    _write_tree(f"{root}/opt/rsi", {n: (0o755, t.encode()) for n, t in tools["texts"].items()})
-    for name, target in links.items():
-        os.makedirs(os.path.dirname(f"{root}/opt/rsi/{name}"), exist_ok=True)
-        os.symlink(target, f"{root}/opt/rsi/{name}")
-    # a program that its user cannot read is not dumpable: no process of the jail can trace it or open its /proc/PID/mem
-    Path(f"{root}{UNREADABLE_BASH}").write_bytes(bash)
-    os.chmod(f"{root}{UNREADABLE_BASH}", 0o111)  # noqa: S103
     kernel.mount("proc", f"{root}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     kernel.pivot_root(root)
+
+
+def tools_of(rootfs: str) -> str:
+    """Where the host keeps the verifier's tools for a prepared root filesystem, or ("") for this machine's files."""
+    return f"/tools/{rootfs}" if rootfs else "/opt/rsi"
+
+
+def _make_tools(place: str, texts: dict[str, str], binds: dict[str, int], links: dict[str, str], bash: bytes) -> None:
+    for name, fd in binds.items():
+        os.makedirs(f"{place}/{name}")
+        _bind(f"/proc/self/fd/{fd}", f"{place}/{name}")
+    _write_tree(place, {n: (0o755, t.encode()) for n, t in texts.items()})
+    for name, target in links.items():
+        os.makedirs(os.path.dirname(f"{place}/{name}"), exist_ok=True)
+        os.symlink(target, f"{place}/{name}")
+    # a program that its user cannot read is not dumpable: no process of the jail can trace it or open its /proc/PID/mem
+    unreadable = Path(f"{place}/{UNREADABLE_BASH.removeprefix('/opt/rsi/')}")
+    unreadable.write_bytes(bash)
+    os.chmod(unreadable, 0o111)  # noqa: S103
 
 
 def _bind(source: str, target: str) -> None:
