@@ -6,8 +6,8 @@ in `webui.sign_in`, which leaves it in `request.state.viewer`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fastapi import HTTPException, Request
@@ -68,11 +68,32 @@ class Viewer:
     roles: frozenset[Role] = frozenset()
     csrf: str = ""  # what a form of this sign-in must send back
     scope: frozenset[Action] | None = None  # an API token's; None: all that the roles allow
+    counts: Mapping[str, str] = field(
+        default_factory=dict
+    )  # section of the rail -> how much waits there for this person
 
     def may(self, action: Action | str) -> bool:
         wanted = Action(action)
         return (self.scope is None or wanted in self.scope) and not self.roles.isdisjoint(ALLOWED[wanted])
 
+
+SCOPES: dict[Action, str] = {
+    Action.SEE: "read cycles, checkpoints, trajectories, comparisons and audits",
+    Action.SEE_REVIEWS: "read the review queue and runbooks",
+    Action.SEE_HIDDEN: "read hidden tests and reference solutions (logged)",
+    Action.SEE_PEOPLE: "read who may sign in",
+    Action.SEE_AUDIT_LOG: "read the audit log",
+    Action.LAUNCH: "launch cycles",
+    Action.CONTROL: "pause, resume and cancel cycles",
+    Action.DECIDE: "approve and reject runbooks, under your name",
+    Action.REVISE: "edit runbooks",
+    Action.ASSIGN: "assign reviews",
+    Action.AUDIT: "run reward audits",
+    Action.MEASURE: "run evaluations",
+    Action.IMPORT: "import trials",
+    Action.OWN_TOKENS: "read your inbox and set your preferences",
+}
+"""What an API token may be given. Not people and their roles: those need a person who signed in."""
 
 NOBODY = Viewer()
 
@@ -81,16 +102,32 @@ def viewer_of(request: Request) -> Viewer:
     return getattr(request.state, "viewer", NOBODY)
 
 
-def needs(action: Action) -> Callable[[Request], Viewer]:
-    """A dependency: the viewer, when they may. Raises 404 for a page and 403 for an action that they may not."""
+def needs(action: Action, *, page: bool = False) -> Callable[[Request], Viewer]:
+    """A dependency: the viewer, when they may. Raises 404 for a page and 403 for an action that they may not.
+
+    `page`: the page of an action, such as its form.
+    """
 
     def check(request: Request) -> Viewer:
         viewer = viewer_of(request)
         if viewer.may(action):
             return viewer
-        if action.value.split(".")[0] == "see":
+        if page or action.value.split(".")[0] == "see":
             raise HTTPException(404)
         raise HTTPException(403, f"Your roles do not allow this ({action}). Ask an administrator")
 
     check.action = action  # type: ignore[attr-defined]  # so that a test can list what guards what
     return check
+
+
+def in_person(request: Request) -> Viewer:
+    """A dependency: somebody who is signed in on a browser. Raises 404 for nobody, 403 for an API token."""
+    viewer = viewer_of(request)
+    if not viewer.login:
+        raise HTTPException(404)
+    if viewer.scope is not None:
+        raise HTTPException(403, "An API token cannot do this. Sign in with a browser")
+    return viewer
+
+
+in_person.action = Action.OWN_TOKENS  # type: ignore[attr-defined]

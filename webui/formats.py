@@ -103,6 +103,17 @@ def digest(value: str | None) -> str:
     return value[:12] if value else MISSING
 
 
+def setting(value: object) -> str:
+    """A configuration's value as it is written in TOML, roughly; nothing is the dash."""
+    if value is None:
+        return MISSING
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(setting, value))}]"
+    return str(value) if value != "" else '""'
+
+
 def visible(text: str) -> str:
     """Terminal text with its control characters written out (^[ for escape), so that none acts on the page or hides text."""
     return _CONTROL.sub(_picture, text.replace("\r\n", "\n").replace("\t", "    "))

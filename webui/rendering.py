@@ -7,7 +7,7 @@ the same address without `HX-Request` gives the page.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from webui import formats, urls
+from webui import formats, rail, urls
 from webui.access import Action, viewer_of
 from webui.contexts import PageContext
 
@@ -39,9 +39,12 @@ RAIL = (
     ("checkpoints", "Checkpoints", urls.checkpoints()),
     ("lineage", "Lineage", urls.lineage()),
     ("compare", "Compare", urls.compare()),
+    ("reviews", "Reviews", urls.reviews(mine=1), Action.SEE_REVIEWS),
     ("trajectories", "Trajectories", urls.trajectories()),
     ("audits", "Audits", urls.audits()),
     ("suspicious", "Suspicious", urls.suspicious()),
+    ("people", "People", urls.people(), Action.SEE_PEOPLE),
+    ("audit-log", "Audit log", urls.audit_log(), Action.SEE_AUDIT_LOG),
 )
 FILTERS = (
     formats.percent,
@@ -55,6 +58,7 @@ FILTERS = (
     formats.iso,
     formats.age,
     formats.digest,
+    formats.setting,
     formats.visible,
 )
 # The words of states with the sign that stands before them: never colour alone.
@@ -76,6 +80,14 @@ STATE_ICONS = {
     "verifier_error": "⚠",
     "infra_error": "⚠",
     "none": "–",
+    "waiting": "○",
+    "written": "○",
+    "approved": "✓",
+    "approve": "✓",
+    "consumed": "✓",
+    "rejected": "✕",
+    "reject": "✕",
+    "superseded": "–",
 }
 
 
@@ -109,7 +121,10 @@ def static_url(name: str) -> str:
 
 def variables(request: Request, context: PageContext) -> dict[str, Any]:
     """The fields of a context, not its nested values, and who looks (`viewer`, for `{{ ui.csrf(viewer) }}` and rights)."""
-    return {f.name: getattr(context, f.name) for f in fields(context)} | {"viewer": viewer_of(request)}
+    viewer = viewer_of(request)
+    if context.section and not _wanted_block(request):  # an error page stands without the database
+        viewer = replace(viewer, counts=rail.counts(request, viewer))
+    return {f.name: getattr(context, f.name) for f in fields(context)} | {"viewer": viewer}
 
 
 def page(request: Request, context: PageContext, *, status: int = 200) -> HTMLResponse:

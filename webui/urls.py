@@ -17,8 +17,52 @@ def sign_in() -> str:
     return "/sign-in"
 
 
+def sign_in_link() -> str:
+    return "/sign-in/link"
+
+
+def sign_in_oidc() -> str:
+    return "/sign-in/oidc"
+
+
 def sign_out() -> str:
     return "/sign-out"
+
+
+def account(*, done: str = "") -> str:
+    return _query("/account", done=done)
+
+
+def account_password() -> str:
+    return "/account/password"
+
+
+def account_sign_outs() -> str:
+    return "/account/sign-outs"
+
+
+def tokens() -> str:
+    return "/tokens"
+
+
+def token_revoke(token_id: int | None) -> str:
+    return f"/tokens/{token_id}/revoke"
+
+
+def people() -> str:
+    return "/people"
+
+
+def person(user_id: int | None, change: str) -> str:
+    return f"/people/{user_id}/{change}"
+
+
+def audit_log(**filters: object) -> str:
+    return _query("/audit-log", **filters)
+
+
+def audit_log_csv(**filters: object) -> str:
+    return _query("/audit-log.csv", **filters)
 
 
 def overview() -> str:
@@ -141,6 +185,16 @@ def suspicious(*, cycle: int | None = None, before: int | None = None) -> str:
 
 def cycle_analysis(cycle_id: int | None, data: str = "") -> str:
     return f"/cycles/{cycle_id}/analysis" + (f"/{data}" if data else "")
+
+
+def reviews(**filters: object) -> str:
+    return _query("/reviews", **filters)
+
+
+def review(runbook_id: str, action: str = "", **view: object) -> str:
+    """A runbook under review, or with `action` the address of one of its forms."""
+    path = f"/reviews/{quote(runbook_id, safe='')}"
+    return _query(f"{path}/{action}" if action else path, **view)
 
 
 def with_query(path: str, query: QueryParams, **changes: object) -> str:

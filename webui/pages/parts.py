@@ -40,6 +40,14 @@ def queries_of(request: Request) -> ConsoleQueries:
     return ConsoleQueries(store_of(request))
 
 
+async def form_of(request: Request) -> dict[str, str]:
+    """What a form sent, as text. Raises 422 for a NUL, which Postgres cannot hold."""
+    sent = {name: value for name, value in (await request.form()).items() if isinstance(value, str)}
+    if any("\0" in part for item in sent.items() for part in item):
+        raise HTTPException(status_code=422, detail="The form holds a NUL character")
+    return sent
+
+
 def no_nul(request: Request) -> None:
     """A NUL in an address is no text that Postgres could hold, so nothing can be found for it."""
     if "\0" in request.url.path or "%00" in request.url.query or "\0" in str(request.path_params):
