@@ -47,20 +47,21 @@ def compare(
 
         rsi compare Qwen3.5-9B tmax-9b --suite terminal-bench@2.0 --format csv -o comparison.csv
     """
-    from orchestrator import comparisons as c
+    from orchestrator import comparison_rows as rows
+    from orchestrator.comparisons import compare_checkpoints
     from stages.comparison import Convention
 
     convention = Convention.ATTEMPTS if attempts else Convention.VERDICTS
     with terminal.opened_store() as store:
-        report = c.compare_checkpoints(store, checkpoints, suite=suite, all_pairs=all_pairs, convention=convention)
+        report = compare_checkpoints(store, checkpoints, suite=suite, all_pairs=all_pairs, convention=convention)
     match format_:
         case exports.Format.MARKDOWN:
-            text = c.to_markdown(report)
+            text = rows.to_markdown(report)
         case exports.Format.CSV:
-            text = exports.to_csv([row for s in report.suites for row in c.comparison_rows(s)])
+            text = exports.to_csv([row for s in report.suites for row in rows.comparison_rows(s)])
         case exports.Format.JSON:
-            scores = [row for s in report.suites for row in c.score_rows(s)]
-            compared = [row for s in report.suites for row in c.comparison_rows(s)]
+            scores = [row for s in report.suites for row in rows.score_rows(s)]
+            compared = [row for s in report.suites for row in rows.comparison_rows(s)]
             document = {"scores": scores, "comparisons": compared, "four_suite_means": report.four_suite_means}
             text = exports.to_json(document)
     exports.deliver(text, output)

@@ -11,6 +11,7 @@ from sqlalchemy.dialects import postgresql as pg
 from sqlmodel import col
 
 from orchestrator import models as m
+from orchestrator.models.columns import now
 from orchestrator.store.base import Page, Repository, page
 from orchestrator.store.connection import canonical
 from stages.domain import Stratum, Verdict
@@ -55,7 +56,8 @@ class Evaluations(Repository):
             same = ("stage_id", "checkpoint_id", "checkpoint", "k", "suite", "suite_digest", "harness_digest")
             query = pg.insert(m.Evaluation).values(values)
             query = query.on_conflict_do_update(
-                index_elements=same, set_={name: query.excluded[name] for name in values if name not in same}
+                index_elements=same,
+                set_={name: query.excluded[name] for name in values if name not in same} | {"created_at": now()},
             )
             evaluation_id = session.execute(query.returning(col(m.Evaluation.id))).scalar_one()
             assert evaluation_id is not None

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.comparisons import checkpoint_named, compare_checkpoints, score_rows, to_markdown
+from orchestrator.comparison_rows import score_rows, to_markdown
+from orchestrator.comparisons import checkpoint_named, compare_checkpoints
 from orchestrator.import_trials import ImportReport, import_harbor
 from orchestrator.store import Store, TrajectoryFilter
 from orchestrator.store.analysis_queries import AnalysisQueries

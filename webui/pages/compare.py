@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 
 from orchestrator import compare_tables as t
-from orchestrator import comparisons, exports
+from orchestrator import comparison_rows, comparisons, exports
 from orchestrator import models as m
 from orchestrator.store import Store
 from orchestrator.store.analysis_queries import AnalysisQueries
@@ -134,7 +134,7 @@ def compare(
             )
             for name in TABLES.get(view, ())
         ],
-        scores=comparisons.score_rows(report) if view is View.SCORES else [],
+        scores=comparison_rows.score_rows(report) if view is View.SCORES else [],
         score_flags=[(x.label, f.text) for x in report.measured for f in x.score.flags],
         differences=_differences(report, columns),
         references=report.references if view is View.SCORES else [],
@@ -170,7 +170,7 @@ def compare(
 @router.get("/compare/chart.json", include_in_schema=False)
 def chart(request: Request, names: Names, suite: str = "") -> JSONResponse:
     report, _ = _asked(request, names, suite)
-    figure = scores_figure(comparisons.score_rows(report), [c.colour for c in _columns(report)])
+    figure = scores_figure(comparison_rows.score_rows(report), [c.colour for c in _columns(report)])
     return JSONResponse(figure, headers={"Cache-Control": "no-cache"})
 
 
@@ -216,7 +216,7 @@ class _Here:
         self._now = {k: v for k, v in request.query_params.items() if k != "c"}
         self._now |= {"suite": suite, "view": view.value} | ({"by": by.value} if by is Convention.ATTEMPTS else {})
 
-    def query(self, **changes: object) -> dict[str, object]:
+    def query(self, **changes: object) -> dict[str, Any]:
         return self._now | {k: getattr(v, "value", v) for k, v in changes.items()}
 
     def href(self, *, data: str = "", **changes: object) -> str:
@@ -260,7 +260,7 @@ def _columns(report: comparisons.SuiteReport) -> list[Column]:
             colour=colour_of(x.checkpoint.name),
             cycle_id=x.checkpoint.cycle_id,
             evaluation_id=x.stored.id or 0,
-            reference=comparisons.zone(report, x) == "reference only",
+            reference=comparison_rows.zone(report, x) == "reference only",
         )
         for x in report.measured
     ]
@@ -281,9 +281,9 @@ def _differences(report: comparisons.SuiteReport, columns: Sequence[Column]) -> 
 def _rows(store: Store, report: comparisons.SuiteReport, table: str) -> list[dict[str, Any]]:
     match table:
         case "scores":
-            return comparisons.score_rows(report)
+            return comparison_rows.score_rows(report)
         case "differences":
-            return comparisons.comparison_rows(report)
+            return comparison_rows.comparison_rows(report)
         case "matrix":
             return t.matrix_rows(report, t.matrix(report))
         case "strata":
