@@ -13,13 +13,12 @@ from orchestrator import demo, reconcile, workers
 from orchestrator import models as m
 from orchestrator.commands import cycle as commands
 from orchestrator.commands import terminal
-from orchestrator.inputs import open_backends
-from orchestrator.launch import launch_cycle
+from orchestrator.launch import create_cycle, launch_cycle
 from orchestrator.recipes import load_recipe
 from orchestrator.settings import Settings
 from orchestrator.store import Store
 from orchestrator.workers import FlowRun, FlowState
-from stages.errors import ConfigError, RsiError
+from stages.errors import RsiError
 from stages.tasks.embedded import embedded_suite
 from stages.tasks.generate import PoolKind
 from tests import factories
@@ -52,11 +51,14 @@ def test_a_broken_pool_is_refused_before_anything_is_stored(store: Store, settin
     )
 
 
-def test_a_harness_that_cycles_do_not_run_is_refused(store: Store, settings: Settings, tmp_path: Path) -> None:
-    assert 'only "shell" runs' in refused(store, settings, **{"rollout.harness": "terminus2"})
-    config = load_recipe("smoke", overrides={"rollout.harness": "terminus2"})
-    with pytest.raises(ConfigError, match='only "shell" runs'):
-        open_backends(config, tmp_path)
+def test_a_harness_that_waits_by_the_clock_claims_no_equal_digests(store: Store) -> None:
+    for harness, replays, claimed in (("shell", None, True), ("terminus2", None, False), ("shell", "terminus2", False)):
+        config = load_recipe("smoke", overrides={"rollout.harness": harness})
+        rsr = tuple(
+            r.model_copy(update={"replay": r.replay.model_copy(update={"harness": replays})}) for r in config.rsr
+        )
+        cycle = create_cycle(store, config.model_copy(update={"rsr": rsr}), actor="test")
+        assert (cycle.digest_claim_void == "") is claimed
 
 
 @pytest.fixture

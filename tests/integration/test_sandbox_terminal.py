@@ -80,6 +80,11 @@ def test_odd_and_long_keystrokes(machine: Machine, tmp_path: Path) -> None:
         await terminal.start()
         await terminal.send("cat > typed.txt <<'X'\nit's \"odd\"; $HOME `x` -- \\n ünïcode;\nX\n", duration_s=0.6)
         assert (await sandbox.run("cat typed.txt")).output.decode() == 'it\'s "odd"; $HOME `x` -- \\n ünïcode;\n'
+        await terminal.send("printf '%s' ';", duration_s=0.1)
+        await terminal.send("' a\\;", duration_s=0.1)
+        await terminal.send("", duration_s=0.1)
+        await terminal.send(" > semi.txt\n", duration_s=0.4)
+        assert (await sandbox.run("cat semi.txt")).output == b";a;"
         line = "y" * 3000
         await terminal.send("cat > long.txt <<'X'\n" + f"{line}\n" * 8 + "X\n", duration_s=2.5)
         assert (await sandbox.run("wc -c < long.txt")).output.strip() == b"24008"

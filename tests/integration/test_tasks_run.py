@@ -28,6 +28,7 @@ from stages.tasks.harbor import load_task
 from stages.tasks.write import write_pool
 from tests import factories
 from tests.integration.sandbox_kit import SOLVE_SH, TEST_SH
+from tests.scripted import keys
 
 KEY = "sk-loopback-secret"
 TASK_TOML = """[metadata]
@@ -260,6 +261,20 @@ def test_a_model_behind_a_url(
     assert last["messages"][4]["content"] == "err cat: nothing: No such file or directory"
     for path in tmp_path.rglob("*"):
         assert path.is_dir() or KEY.encode() not in path.read_bytes(), path
+
+
+@pytest.mark.skipif(shutil.which("tmux", path="/usr/bin:/bin") is None, reason="no tmux on this machine")
+def test_a_model_behind_a_url_in_the_terminus2_harness(run: Callable[..., dict[str, Any]]) -> None:
+    script = [keys("mkdir out; ls input > out/list.txt\n", "echo 42 > answer.txt\n"), *[keys(done=True)] * 2]
+    with endpoint(script) as server:
+        document = run("--agent", server.url, "--model", "m", "--harness", "terminus2")
+    assert document["exit_code"] == 0
+    (only,) = document["attempts"]
+    assert (only["turns"], only["end_reason"]) == (3, "done")
+    messages = server.seen[-1]["messages"]
+    assert "Write 42 to answer.txt" in messages[0]["content"]
+    assert messages[2]["content"].startswith("New Terminal Output:")
+    assert "Are you sure" in messages[4]["content"]
 
 
 def test_the_turn_cap_and_several_attempts(

@@ -45,7 +45,9 @@ class Terminal:
     async def send(self, keystrokes: str, *, duration_s: float = 1.0) -> None:
         """Type, then wait. Raises SandboxError when the screen is gone (its bash has ended)."""
         for part in _parts(keystrokes):
-            await self._tmux(f"send-keys -t {_SESSION} -- {shlex.quote(part)}")
+            # a semicolon at the end of an argument would end tmux's command
+            safe = f"{part[:-1]}\\;" if part.endswith(";") else part
+            await self._tmux(f"send-keys -t {_SESSION} -- {shlex.quote(safe)}")
         await asyncio.sleep(min(max(duration_s, 0.0), 60.0))
 
     async def screen(self) -> str:
@@ -85,6 +87,6 @@ class Terminal:
 
 def _parts(keystrokes: str) -> list[str]:
     if len(keystrokes.encode()) <= _MAX_SEND_BYTES:
-        return [keystrokes]
+        return [keystrokes] if keystrokes else []
     step = _MAX_SEND_BYTES // 4
     return [keystrokes[i : i + step] for i in range(0, len(keystrokes), step)]

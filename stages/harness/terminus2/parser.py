@@ -62,7 +62,7 @@ def parse_reply(reply: str) -> Parsed:
 def _repairs(reply: str) -> Iterator[tuple[str, str]]:
     ending = _missing_end(reply)
     if ending:
-        yield "Fixed incomplete JSON by adding missing closing brackets", reply + ending
+        yield "Fixed incomplete JSON by adding missing closing brackets", reply.rstrip().rstrip(",") + ending
     for found in _objects(reply):
         yield "Extracted JSON from mixed content", found
 
@@ -172,7 +172,7 @@ def _span(text: str) -> tuple[int, int]:
 
 
 def _missing_end(text: str) -> str:
-    """What closes everything that is still open at the end of a reply that was cut off."""
+    """The brackets that a reply lacks at its end; none for one that ends in a string: half a command is not what was meant."""
     open_: list[str] = []
     in_string = escaped = False
     for char in text[text.find("{") :] if "{" in text else "":
@@ -184,7 +184,7 @@ def _missing_end(text: str) -> str:
             open_.append("}" if char == "{" else "]")
         elif char in "}]" and open_:
             open_.pop()
-    return ('"' if in_string else "") + "".join(reversed(open_)) if open_ else ""
+    return "" if in_string else "".join(reversed(open_))
 
 
 def _structure(text: str) -> Iterator[tuple[int, str]]:
