@@ -25,6 +25,7 @@ from orchestrator.recipes import parse_config
 from orchestrator.settings import Settings
 from orchestrator.store import Store
 from orchestrator.store.logs import NewLine
+from stages.alarms import alarms
 from stages.backends.learner.checkpoint import digest_weights, link_or_copy, write_folder
 from stages.backends.protocols import Backends
 from stages.chat import Chat
@@ -34,7 +35,6 @@ from stages.errors import CheckpointError, StopRequested
 from stages.evaluate import evaluate
 from stages.loop import SEED_CRITIC, ReviewPending, Weights, run_rpr, run_rsr
 from stages.model_reviewer import ChatReviewer
-from stages.ppo import alarms
 from stages.records import CheckpointSaved, PhaseDone, PhaseStarted, Record, Selected, StepDone
 from stages.review import ModelReviewer, PolicyMode, ReviewPolicy
 from stages.rewrite import Planner

@@ -11,6 +11,7 @@ import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
+from stages.alarms import alarms
 from stages.backends.learner.checkpoint import digest_weights
 from stages.backends.protocols import OptimConfig
 from stages.batch import Batch, collect, score
@@ -18,7 +19,6 @@ from stages.config import RPRConfig
 from stages.context import StageContext, serve
 from stages.domain import Phase, Task
 from stages.errors import UpdateError
-from stages.ppo import alarms
 from stages.records import CheckpointSaved, PhaseDone, PhaseStarted, Progress, Record, StepDone
 from stages.rewards import RewardModel
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages import ppo
+from stages.alarms import alarms
 
 TOKEN = st.tuples(st.floats(-3, 3), st.floats(-3, 0), st.floats(-2, 2))
 TOKENS = st.lists(TOKEN, min_size=1, max_size=20)
@@ -70,7 +71,7 @@ def test_an_overflowing_ratio_gives_a_finite_gradient() -> None:
     loss.backward()
     assert new.grad is not None
     assert new.grad.tolist() == [0.0, -1.0]
-    assert {a.metric for a in ppo.alarms(sums.metrics())} >= {"train/ratio_max", "train/ppo_kl"}
+    assert {a.metric for a in alarms(sums.metrics())} >= {"train/ratio_max", "train/ppo_kl"}
 
 
 def test_gap_is_against_the_sampler_even_when_old_was_recomputed() -> None:
@@ -109,10 +110,10 @@ def test_no_token_gives_missing_metrics_not_zero() -> None:
 
 
 def test_alarms() -> None:
-    assert ppo.alarms({"train/ratio_max": 6.0, "train/ppo_kl": 0.01, "train/ratio_p99": None}) == []
-    stop = ppo.alarms({"train/pg_loss": math.nan})
+    assert alarms({"train/ratio_max": 6.0, "train/ppo_kl": 0.01, "train/ratio_p99": None}) == []
+    stop = alarms({"train/pg_loss": math.nan})
     assert [a.stop for a in stop] == [True]
     assert "not finite" in str(stop[0])
-    page = ppo.alarms({"train/clip_high_negative": 0.05})
+    page = alarms({"train/clip_high_negative": 0.05})
     assert [a.stop for a in page] == [False]
     assert "over 0.01" in str(page[0])

@@ -1,0 +1,50 @@
+"""Alarms on a step's metrics: which limits it breaks (spec §5)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlarmLimit:
+    """A logged metric above `limit` (or not finite) pages somebody, or stops the phase."""
+
+    metric: str
+    limit: float
+    stop: bool = False
+
+
+# Limits are ours; the sources give none.
+DEFAULT_ALARMS = (
+    AlarmLimit(metric="train/ratio_max", limit=100.0),
+    AlarmLimit(metric="train/ratio_p99", limit=3.0),
+    AlarmLimit(metric="train/clip_high_negative", limit=0.01),
+    AlarmLimit(metric="train/ppo_kl", limit=1.0, stop=True),
+    AlarmLimit(metric="train/train_rollout_logprob_abs_diff", limit=0.1),
+    AlarmLimit(metric="train/pg_loss", limit=math.inf, stop=True),
+    AlarmLimit(metric="critic/value_loss", limit=math.inf, stop=True),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    metric: str
+    value: float
+    limit: float
+    stop: bool
+
+    def __str__(self) -> str:
+        what = "is not finite" if not math.isfinite(self.value) else f"is {self.value:.4g}, over {self.limit:.4g}"
+        return f"{self.metric} {what}" + ("; the phase stops" if self.stop else "")
+
+
+def alarms(metrics: Mapping[str, float | None], limits: Sequence[AlarmLimit] = DEFAULT_ALARMS) -> list[Alarm]:
+    """The limits that a step's metrics break (spec §5). A missing metric breaks none; one that is not finite always does."""
+    out = []
+    for rule in limits:
+        value = metrics.get(rule.metric)
+        if value is not None and (not math.isfinite(value) or value > rule.limit):
+            out.append(Alarm(metric=rule.metric, value=value, limit=rule.limit, stop=rule.stop))
+    return out
