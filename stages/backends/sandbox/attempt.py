@@ -23,7 +23,7 @@ from stages.backends.sandbox.evidence import ResultWatch, find_forbidden_links, 
 from stages.backends.sandbox.layout import UPPER, jail_options, overlaid
 from stages.backends.sandbox.shell import Shell
 from stages.backends.sandbox.spawn import COMMAND_FD, REPORT_FD, Jail, Reaper
-from stages.backends.sandbox.world import ROOTFS, UNREADABLE_BASH, AttemptWorld, tools_of
+from stages.backends.sandbox.world import ROOTFS, UNREADABLE_BASH, AttemptWorld, Undertaker, tools_of
 
 _LOGS_MB = 16
 _RESULTS = ("ctrf.json", "reward.json", "reward.txt")
@@ -107,13 +107,14 @@ class Attempt:
         spec: dict[str, Any],
         reaper: Reaper,
         home_fd: int,
+        undertaker: Undertaker,
         uid: int,
         filters: dict[bool, int],
         cgroups: Cgroups,
     ) -> None:
         self._name, self._bundle, self._spec, self._reaper = name, bundle, spec, reaper
         self._uid, self._filters, self._cgroups = uid, filters, cgroups
-        self._world = AttemptWorld(home_fd, size_mb=spec["storage_mb"], inodes=spec["inodes"], uid=uid)
+        self._world = AttemptWorld(home_fd, undertaker, size_mb=spec["storage_mb"], inodes=spec["inodes"], uid=uid)
         self._shell: Shell | None = None
         self._script_jail: Jail | None = None
         self._group: Group | None = None

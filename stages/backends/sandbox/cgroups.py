@@ -25,7 +25,7 @@ class Hierarchy:
     parent_fd: int
     name: str
     fd: int
-    home_fd: int  # cgroup.procs of the group that the host was born in and returns to after starting a jail
+    home_fd: int  # of the group that the host was born in and returns to after starting a jail
 
 
 class Cgroups:
@@ -85,7 +85,7 @@ class Group:
         self._procs: list[int] = []
         for h in self._hierarchies:
             os.mkdir(self._name, dir_fd=h.fd)
-            self._procs.append(os.open(f"{self._name}/cgroup.procs", os.O_WRONLY, dir_fd=h.fd))
+            self._procs.append(os.open(f"{self._name}/{_members(h.version)}", os.O_WRONLY, dir_fd=h.fd))
 
     def __enter__(self) -> None:
         """The caller moves in, so that what it starts is born here; no process of an attempt ever runs outside its limits."""
@@ -149,6 +149,11 @@ class Group:
             os.close(fd)
 
 
+def _members(version: int) -> str:
+    """The file that a thread writes 0 to. Of v1 the one for threads: the kernel moves only the caller and takes no global lock."""
+    return "tasks" if version == 1 else "cgroup.procs"
+
+
 def _own_groups() -> dict[str, str]:
     out = {}
     with open("/proc/self/cgroup") as file:
@@ -183,7 +188,7 @@ def _make(version: int, kinds: tuple[str, ...], base: str, home: str) -> list[Hi
             os.write(fd, " ".join(f"+{k}" for k in kinds).encode())
             os.close(fd)
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=parent_fd)
-        home_fd = os.open(f"{home}/cgroup.procs", os.O_WRONLY)
+        home_fd = os.open(f"{home}/{_members(version)}", os.O_WRONLY)
         return [Hierarchy(version, kinds, parent_fd, name, fd, home_fd)]
     except OSError:  # not permitted: reported by the backend's capabilities, never pretended
         return []

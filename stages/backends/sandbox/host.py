@@ -35,6 +35,7 @@ class Host:
         self._cgroups = cgroups
         self._home = os.open("/proc/self/ns/mnt", os.O_RDONLY)
         self._filters = {trace: memory_file(seccomp.program(trace=trace)) for trace in (True, False)}
+        self._undertaker = world.Undertaker()
         self._store = TaskStore("/store")
         self._attempts: dict[str, Attempt] = {}
         self._running: set[asyncio.Task[None]] = set()
@@ -104,6 +105,7 @@ class Host:
                 spec=head["spec"],
                 reaper=self._reaper,
                 home_fd=self._home,
+                undertaker=self._undertaker,
                 uid=self._uid,
                 filters=self._filters,
                 cgroups=self._cgroups,

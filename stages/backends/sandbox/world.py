@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import shutil
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -184,11 +186,30 @@ def _write_tree(path: str, tree: dict[str, tuple[int, bytes]]) -> None:
         os.chmod(full, mode | 0o444 | (mode & 0o111 and 0o111))
 
 
+class Undertaker:
+    """A thread that closes the descriptors of mount namespaces: the kernel then waits for milliseconds, nobody else has to."""
+
+    def __init__(self) -> None:
+        self._closing: queue.SimpleQueue[int] = queue.SimpleQueue()
+        apart = threading.Event()
+        threading.Thread(target=self._work, args=(apart,), daemon=True).start()
+        apart.wait()
+
+    def close(self, fd: int) -> None:
+        self._closing.put(fd)
+
+    def _work(self, apart: threading.Event) -> None:
+        kernel.unshare(kernel.CLONE_FS)  # who shares its root and directory may not enter mount namespaces
+        apart.set()
+        while True:
+            os.close(self._closing.get())
+
+
 class AttemptWorld:
     """One attempt's mount namespace: the host's world plus a sized tmpfs on /ws. Gone when closed and nobody runs in it."""
 
-    def __init__(self, home_fd: int, *, size_mb: int, inodes: int, uid: int) -> None:
-        self._home_fd = home_fd
+    def __init__(self, home_fd: int, undertaker: Undertaker, *, size_mb: int, inodes: int, uid: int) -> None:
+        self._home_fd, self._undertaker = home_fd, undertaker
         self.fd = -1
         kernel.unshare(kernel.CLONE_NEWNS)
         try:
@@ -211,5 +232,5 @@ class AttemptWorld:
 
     def close(self) -> None:
         if self.fd >= 0:
-            os.close(self.fd)
+            self._undertaker.close(self.fd)
             self.fd = -1
