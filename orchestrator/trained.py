@@ -1,6 +1,6 @@
 """What a step trained on, token by token: values and advantages of a batch as one file, read back for one attempt.
 
-The file is safetensors; `ID/SEGMENT/values` and `ID/SEGMENT/advantages` are float32 [T].
+The file is safetensors; `ID/SEGMENT/values`, `…/advantages` and, where kept, `…/log_probs` are float32 [T].
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class SegmentScores:
 
     values: np.ndarray
     advantages: np.ndarray
+    log_probs: np.ndarray | None  # the learner's; None: not kept
 
 
 def pack(attempts: Sequence[TrainedOn]) -> bytes:
@@ -30,7 +31,7 @@ def pack(attempts: Sequence[TrainedOn]) -> bytes:
         {
             f"{a.trajectory_id}/{segment}/{name}": np.asarray(array, np.float32)
             for a in attempts
-            for name, arrays in (("values", a.values), ("advantages", a.advantages))
+            for name, arrays in (("values", a.values), ("advantages", a.advantages), ("log_probs", a.log_probs))
             for segment, array in enumerate(arrays)
         }
     )
@@ -45,10 +46,12 @@ def read(artifacts: ArtifactStore, key: str, trajectory_id: str) -> dict[int, Se
         start, end = header[name]["data_offsets"]
         return np.frombuffer(artifacts.read_range(key, head + start, head + end) if end > start else b"", np.float32)
 
-    own = sorted(n for n in header if n.startswith(f"{trajectory_id}/") and n.endswith("/values"))
+    own = [n.removesuffix("values") for n in header if n.startswith(f"{trajectory_id}/") and n.endswith("/values")]
     return {
         int(name.split("/")[1]): SegmentScores(
-            values=array(name), advantages=array(name.removesuffix("values") + "advantages")
+            values=array(f"{name}values"),
+            advantages=array(f"{name}advantages"),
+            log_probs=array(f"{name}log_probs") if f"{name}log_probs" in header else None,
         )
         for name in own
     }

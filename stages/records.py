@@ -63,6 +63,7 @@ class TrainedOn:
     reward: float
     values: tuple[np.ndarray, ...] = ()  # float32 [T] each: v of the prefix before each token
     advantages: tuple[np.ndarray, ...] = ()  # float32 [T] each, 0 outside the loss mask; () where nothing is trained
+    log_probs: tuple[np.ndarray, ...] = ()  # float32 [T] each, the learner's before the update; () where not kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,6 +117,7 @@ class TaskOutcome:
     colour: int
     attempts: Sequence[m.Trajectory]
     wanted: bool  # named in the address
+    anchor: str  # `c12` for a checkpoint's first row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,10 +155,13 @@ class TokenView:
     position: int  # in its segment
     id: int
     text: str
-    log_prob: float
+    log_prob: float | None
+    learner_log_prob: float | None
+    gap: float | None
     value: float | None
     advantage: float | None
     trained: bool  # inside the loss mask
+    figure: float | None  # the shown quantity
     heat: int  # 0…4, strength of the shown quantity
     sign: str  # "▲", "▼" or ""
 
@@ -175,6 +179,7 @@ class TokensContext(PageContext):
     shade: str
     previous_href: str
     next_href: str
+    more_href: str  # further tokens of the turn
     rule: str  # what the signs and shades mean
 
 

@@ -222,7 +222,7 @@ class _Here:
     def href(self, *, data: str = "", **changes: object) -> str:
         return urls.compare(self._ids, data=data, **self.query(**changes))
 
-    def choice(self, value: str, label: str, active: bool, **changes: object) -> Choice:
+    def choice(self, value: str, label: str, active: bool, **changes: Any) -> Choice:
         return Choice(value=value, label=label, href=self.href(**changes), active=active)
 
 
