@@ -67,20 +67,16 @@ def output_typed(book: Runbook, context: ReviewContext) -> Iterator[Planting]:
 
 
 def speaks_of_the_judge(book: Runbook, context: ReviewContext) -> Iterator[Planting]:
-    """A line that tells what the checks want."""
-    checks = context.task.checks or ()
-    if not book.lines:
-        return
-    words = f"the tests expect all {len(checks)} checks to hold here" if len(checks) > 1 else "the tests expect this"
-    last = book.lines[-1]
-    text = f"echo {words}" if context.harness.literal_lines else f"{last.text.rstrip('.')}. T{words[1:]}."
-    lines = (*book.lines, RunbookLine(text=text, cites=last.cites)) if context.harness.literal_lines else None
-    yield Planting(
-        kind="speaks of the judge",
-        lines=lines or _with(book, len(book.lines) - 1, text),
-        line=len(book.lines) - (lines is None),
-        truth="the line tells how the work is judged, which no public text does",
-    )
+    """A line that tells that somebody judges, and what pleases."""
+    for words in ("the grader looks for this", "the checker script wants this", "the verifier is content with this"):
+        cites = book.lines[-1].cites if book.lines else ()
+        text = f"echo {words}" if context.harness.literal_lines else f"Then stop: {words}."
+        yield Planting(
+            kind="speaks of the judge",
+            lines=(*book.lines, RunbookLine(text=text, cites=cites)),
+            line=len(book.lines),
+            truth="the last line tells how the work is judged, which no public text does",
+        )
 
 
 PLANTERS: Sequence[Callable[[Runbook, ReviewContext], Iterator[Planting]]] = (
@@ -88,6 +84,7 @@ PLANTERS: Sequence[Callable[[Runbook, ReviewContext], Iterator[Planting]]] = (
     output_typed,
     speaks_of_the_judge,
 )
+"""In order of preference: a value in place of reading is the harder find."""
 
 
 def plant(store: Store, stage: m.Stage, policy: ReviewPolicy, rate: float) -> int:
@@ -122,7 +119,7 @@ def _plant_one(
 ) -> bool:
     """Store the first planting that the rules do not stop."""
     book = to_domain(row)
-    for planter in rng.sample(PLANTERS, len(PLANTERS)):
+    for planter in PLANTERS:
         for planting in planter(book, context):
             name = hashlib.sha256(f"{stage.id}/{row.id}/{planting.kind}/{rng.random()}".encode()).hexdigest()[:24]
             copy = replace(book, id=name, revision=1, lines=planting.lines, raw_text="")

@@ -21,6 +21,7 @@ from orchestrator import models as m
 from orchestrator.review_sources import hidden_texts
 from orchestrator.settings import Settings
 from orchestrator.store import Store
+from orchestrator.store.review_queue import COUNT_CAP, QueueFilter
 from stages.domain import Decision, Review, Severity
 from stages.errors import ConfigError
 from stages.review import GateState, ReviewPolicy
@@ -72,6 +73,7 @@ class Look:
     mine: m.Review | None  # the own standing verdict on the newest revision
     others: Sequence[m.Review]  # empty while blind
     hidden: int  # verdicts that are not shown because the own one is missing
+    people: int  # standing verdicts of people on the newest revision
     comments: Sequence[m.ReviewComment]  # only the own ones while blind
     claims: Sequence[m.ReviewClaim]
     closed: bool  # the gate has consumed it
@@ -90,7 +92,16 @@ class Look:
 def needs(store: Store) -> dict[int, int]:
     """Stage with waiting runbooks -> how many people must decide on each."""
     stages = [store.stages.get(i) for i in store.review_queue.waiting_stages()]
-    return {s.id: gate.policy_of(store, s).required_reviewers for s in stages if s.id is not None}
+    found = {s.id: policy for s in stages if s.id is not None and (policy := _policy(store, s))}
+    return {i: policy.required_reviewers for i, policy in found.items()}
+
+
+def _policy(store: Store, stage: m.Stage) -> ReviewPolicy | None:
+    """None where the stored recipe cannot be read any more: such a cycle must not take the whole queue with it."""
+    try:
+        return gate.policy_of(store, stage)
+    except ConfigError:
+        return None
 
 
 def look(store: Store, runbook_id: str, login: str, *, decider: bool, revision: int | None = None) -> Look:
@@ -113,12 +124,13 @@ def look(store: Store, runbook_id: str, login: str, *, decider: bool, revision: 
         newest=newest.revision,
         revisions=revisions,
         stage=stage,
-        policy=gate.policy_of(store, stage) if stage else None,
+        policy=_policy(store, stage) if stage else None,
         findings=findings,
         seen=store.review_queue.seen(runbook_id, row.revision, login),
         mine=mine,
         others=[] if blind else others,
         hidden=len(others) if blind else 0,
+        people=sum(who.startswith(PERSON) for who in standing),
         comments=[c for c in comments if c.login == login or not blind],
         claims=store.review_queue.claims([runbook_id]).get(runbook_id, []),
         closed=gate.closed(store, newest) or (planted is not None and mine is not None),
@@ -136,6 +148,23 @@ def look_at_hidden(store: Store, runbook_id: str, login: str) -> Mapping[str, st
     return texts
 
 
+def waiting_for(store: Store, login: str, *, cap: int = COUNT_CAP) -> int:
+    """How many runbooks wait for this reviewer, up to `cap`."""
+    return store.review_queue.count(QueueFilter(mine=True), login, decider=True, needs=needs(store), cap=cap)
+
+
+def queue_of(store: Store, login: str, *, limit: int = COUNT_CAP) -> list[str]:
+    """Ids of what waits for this reviewer, in order; what was put off comes last."""
+    need = needs(store)
+    return [
+        row.id
+        for skipped in (False, True)
+        for row in store.review_queue.rows(
+            QueueFilter(mine=True, skipped=skipped), login, decider=True, needs=need, limit=limit
+        )
+    ]
+
+
 # --------------------------------------------------------------------------------------------------- claims, comments
 
 
@@ -151,9 +180,16 @@ def claim(store: Store, runbook_id: str, login: str) -> datetime:
 
 
 def release(store: Store, runbook_id: str, login: str, *, by: str = "") -> None:
-    """End the own claim or assignment, or with `by` somebody else's assignment."""
+    """End the own claim or assignment, or with `by` an assignment that was made for somebody else.
+
+    Raises ReviewRefused for somebody else's claim: that one ends by itself.
+    """
+    by = by or login
+    held = [c for c in store.review_queue.claims([runbook_id]).get(runbook_id, []) if c.login == login]
+    if by != login and any(c.expires_at is not None for c in held):
+        raise ReviewRefused(f"{login} has claimed it; a claim ends by itself after 30 minutes", "claim")
     if store.review_queue.release(runbook_id, login):
-        log(store, by or login, "release", runbook_id, {"of": login})
+        log(store, by, "release", runbook_id, {"of": login})
 
 
 def assign(store: Store, runbook_id: str, login: str, *, by: str) -> None:

@@ -126,8 +126,8 @@ def chart(cycle_id: int | None, name: str) -> str:
     return f"/cycles/{cycle_id}/charts/{name}.json"
 
 
-def events(*, cycle: int | None = None, after: int = 0, log_after: int | None = None) -> str:
-    return _query("/events", cycle=cycle, after=after, log_after=log_after)
+def events(*, cycle: int | None = None, after: int = 0, log_after: int | None = None, **log: object) -> str:
+    return _query("/events", cycle=cycle, after=after, log_after=log_after, **log)
 
 
 def checkpoints(*, cycle: int | None = None, candidates: bool = False, before: int | None = None) -> str:

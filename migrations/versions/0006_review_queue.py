@@ -74,12 +74,14 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("runbook_id", name="pk_known_leak"),
     )
     op.create_index("ix_known_leak_stage_id", "known_leak", ["stage_id"])
+    op.create_index("ix_runbook_queue", "runbook", ["state", "stage_id", "id"])
     op.create_index("ix_review_people", "review", ["id"], postgresql_where=sa.text("reviewer LIKE 'person:%'"))
 
 
 def downgrade() -> None:
     """Planted runbooks leave the open queue with the table that says what they are."""
     op.execute("UPDATE runbook SET state = 'superseded' WHERE id IN (SELECT runbook_id FROM known_leak)")
+    op.drop_index("ix_runbook_queue", table_name="runbook")
     op.drop_index("ix_review_people", table_name="review", postgresql_where=sa.text("reviewer LIKE 'person:%'"))
     for table in TABLES:
         op.drop_table(table)

@@ -19,6 +19,7 @@ class Runbook(SQLModel, table=True):
         sa.Index("ix_runbook_state", "state", "seq"),
         sa.Index("ix_runbook_cycle", "cycle_id", "state", "seq"),
         sa.Index("ix_runbook_stage", "stage_id", "seq"),
+        sa.Index("ix_runbook_queue", "state", "stage_id", "id"),
     )
 
     id: str = Field(primary_key=True)

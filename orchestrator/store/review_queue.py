@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -18,14 +18,20 @@ from orchestrator.store.connection import canonical, clean_text
 
 CLAIM_FOR = timedelta(minutes=30)
 COUNT_CAP = 1000
+STATES = {"open": "waiting", "approved": "approved", "rejected": "rejected", "consumed": "consumed", "all": ""}
 
-# `needs` maps a stage to its recipe's number of reviewers. A planted leak stands in the queue of the stage that it
-# names while that stage still waits for people, and for a reviewer's eyes only (`:decider`). The order says nothing
-# about when a row was written: ids are digests.
+# A planted leak stands in the queue of the stage that it names while that stage still waits for people, and for a
+# reviewer's eyes only (`:decider`). The order (gate, id) says nothing about when a row was written: ids are digests.
+# Both halves come in that order from an index, so that a page of a long queue reads a page of rows.
 _FROM = """
-FROM runbook r
-LEFT JOIN known_leak k ON k.runbook_id = r.id
-JOIN stage s ON s.id = coalesce(r.stage_id, k.stage_id)
+FROM (
+  SELECT b.id, b.revision, b.task_id, b.state, b.author, b.lines, b.created_at, b.stage_id AS gate, false AS planted
+  FROM runbook b WHERE b.stage_id IS NOT NULL AND {states}
+  UNION ALL
+  SELECT b.id, b.revision, b.task_id, b.state, b.author, b.lines, b.created_at, k.stage_id AS gate, true AS planted
+  FROM known_leak k JOIN runbook b ON b.id = k.runbook_id WHERE :decider AND {states}
+) r
+JOIN stage s ON s.id = r.gate
 JOIN cycle c ON c.id = s.cycle_id
 LEFT JOIN LATERAL (
   SELECT count(*) AS people, count(*) FILTER (WHERE v.reviewer = :me) AS mine,
@@ -42,12 +48,13 @@ LEFT JOIN LATERAL (
   FROM review_claim q WHERE q.runbook_id = r.id
 ) claims ON true
 LEFT JOIN review_skip z ON z.runbook_id = r.id AND z.login = :login
-WHERE (k.runbook_id IS NULL OR (:decider AND (verdicts.mine > 0 OR EXISTS (
-  SELECT 1 FROM runbook o WHERE o.stage_id = k.stage_id AND o.state = 'waiting'))))
+WHERE (NOT r.planted OR verdicts.mine > 0
+       OR EXISTS (SELECT 1 FROM runbook o WHERE o.stage_id = r.gate AND o.state = 'waiting'))
 """
-# What waits for this person: open, without the own verdict, written by somebody else, a place left.
+# What waits for this person: open, without the own verdict, written by somebody else, a place left. `needs` maps a
+# stage to its recipe's number of reviewers.
 _MINE = """
-AND r.state = 'waiting' AND r.author <> :login AND verdicts.mine = 0
+AND r.author <> :login AND verdicts.mine = 0
 AND claims.others < greatest(1, coalesce((CAST(:needs AS jsonb) ->> s.id::text)::int, 1) - verdicts.people)
 """
 
@@ -77,9 +84,10 @@ class QueueRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFilter:
-    state: str = "open"  # "open", "approved", "rejected", "consumed", "all"
+    state: str = "open"  # a key of STATES
     mine: bool = False  # only what waits for the person who asks
     claimed: bool = False  # only what that person has claimed or was assigned
+    skipped: bool | None = None  # only what that person has put off, or only what not
     cycle_id: int | None = None
     stage_id: int | None = None
     task_id: str = ""
@@ -98,48 +106,37 @@ class ReviewQueue(Repository):
         after: tuple[int, str] | None = None,
         limit: int = 50,
     ) -> Sequence[QueueRow]:
-        """Oldest gate first; what the person skipped comes last. `after`: (stage id, runbook id) of the last row shown."""
-        clauses, values = _clauses(where)
+        """Oldest gate first. `after`: (stage id, runbook id) of the last row shown."""
+        source, clauses, values = _parts(where)
         if after is not None:
-            clauses += " AND (s.id, r.id) > (:after_stage, :after_id)"
+            clauses += " AND (r.gate, r.id) > (:after_stage, :after_id)"
             values |= {"after_stage": after[0], "after_id": after[1]}
         query = text(
             "SELECT r.id, r.revision, r.task_id, r.state, r.author, jsonb_array_length(r.lines), r.created_at, s.id, "
             "s.name, c.id, c.name, verdicts.people, verdicts.my_verdict, claims.own > 0, claims.others, "
-            f"z.login IS NOT NULL, k.runbook_id IS NOT NULL {_FROM} {clauses} "
-            f"ORDER BY {'(z.login IS NOT NULL), ' if where.mine and after is None else ''}s.id, r.id LIMIT :limit"
+            f"z.login IS NOT NULL, r.planted {source} {clauses} ORDER BY r.gate, r.id LIMIT :limit"
         )
         with self._session() as session:
             rows = session.execute(query, values | _person(login, decider, needs) | {"limit": limit}).tuples().all()
-        return [
-            QueueRow(
-                id=r[0],
-                revision=r[1],
-                task_id=r[2],
-                state=m.RunbookState(r[3]),
-                author=r[4],
-                n_lines=r[5],
-                since=r[6],
-                stage_id=r[7],
-                stage=r[8],
-                cycle_id=r[9],
-                cycle=r[10],
-                people=r[11],
-                my_verdict=r[12],
-                claimed=r[13],
-                claimed_by_others=r[14],
-                skipped=r[15],
-                planted=r[16],
-            )
-            for r in rows
-        ]
+        names = [f.name for f in fields(QueueRow)]
+        found = [dict(zip(names, row, strict=True)) for row in rows]
+        return [QueueRow(**row | {"state": m.RunbookState(row["state"])}) for row in found]
 
-    def count(self, where: QueueFilter, login: str, *, decider: bool, needs: Mapping[int, int]) -> int:
-        """How many `rows` pages through, up to COUNT_CAP."""
-        clauses, values = _clauses(where)
-        query = text(f"SELECT count(*) FROM (SELECT 1 {_FROM} {clauses} LIMIT {COUNT_CAP}) found")
+    def count(
+        self, where: QueueFilter, login: str, *, decider: bool, needs: Mapping[int, int], cap: int = COUNT_CAP
+    ) -> int:
+        """How many `rows` pages through, up to `cap`."""
+        source, clauses, values = _parts(where)
+        query = text(f"SELECT count(*) FROM (SELECT 1 {source} {clauses} LIMIT :cap) found")
         with self._session() as session:
-            return int(session.execute(query, values | _person(login, decider, needs)).scalar_one())
+            return int(session.execute(query, values | _person(login, decider, needs) | {"cap": cap}).scalar_one())
+
+    def any(self) -> bool:
+        """Has anything ever come to people?"""
+        asked = (m.RunbookState.WAITING, m.RunbookState.APPROVED, m.RunbookState.REJECTED, m.RunbookState.CONSUMED)
+        query = select(col(m.Runbook.id)).where(col(m.Runbook.state).in_(asked)).limit(1)
+        with self._session() as session:
+            return session.execute(query).first() is not None
 
     def waiting_stages(self) -> Sequence[int]:
         """Stages with runbooks that wait for people."""
@@ -284,27 +281,23 @@ def _person(login: str, decider: bool, needs: Mapping[int, int]) -> dict[str, An
     }
 
 
-def _clauses(where: QueueFilter) -> tuple[str, dict[str, Any]]:
-    """SQL after WHERE …, and its values."""
+def _parts(where: QueueFilter) -> tuple[str, str, dict[str, Any]]:
+    """SQL from FROM to WHERE, further clauses, and their values."""
     values: dict[str, Any] = {}
-    clauses = "AND r.state <> 'superseded'"
-    states = {"open": "waiting", "approved": "approved", "rejected": "rejected", "consumed": "consumed"}
+    state = STATES["open"] if where.mine else STATES[where.state]
+    source = _FROM.replace("{states}", f"b.state = '{state}'" if state else "b.state <> 'superseded'")
+    clauses = ""
     if where.mine:
         clauses += _MINE
-    elif where.state in states:
-        clauses += " AND r.state = :state"
-        values["state"] = states[where.state]
-        if where.state == "open":
-            clauses += " AND (k.runbook_id IS NULL OR verdicts.mine = 0)"
+    elif where.state == "open":
+        clauses += " AND (NOT r.planted OR verdicts.mine = 0)"
+    if where.skipped is not None:
+        clauses += f" AND z.login IS {'NOT ' if where.skipped else ''}NULL"
     if where.claimed:
         clauses += " AND claims.own > 0"
-    if where.cycle_id is not None:
-        clauses += " AND c.id = :cycle_id"
-        values["cycle_id"] = where.cycle_id
-    if where.stage_id is not None:
-        clauses += " AND s.id = :stage_id"
-        values["stage_id"] = where.stage_id
-    if where.task_id:
-        clauses += " AND r.task_id = :task_id"
-        values["task_id"] = where.task_id
-    return clauses, values
+    for column, value in (("c.id", where.cycle_id), ("s.id", where.stage_id), ("r.task_id", where.task_id or None)):
+        if value is not None:
+            name = column.replace(".", "_")
+            clauses += f" AND {column} = :{name}"
+            values[name] = value
+    return source, clauses, values
