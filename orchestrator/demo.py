@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from orchestrator import models as m
+from orchestrator.accounts import sign_in_hint
 from orchestrator.embedded import control, database
 from orchestrator.launch import launch_cycle
 from orchestrator.plan import estimate
@@ -44,10 +45,11 @@ def run_demo(*, seed: int | None = None, settings: Settings) -> int:
 
 def _loop(seed: int | None, settings: Settings, out: Console) -> int:
     """Launch, follow, print; returns the exit status. The services stay as they are."""
-    url = f"http://{settings.console_host}:{settings.console_port}"
+    url = settings.console_public
     out.print(f"Console: {url}")
     store = Store.open(database.url(settings), settings.artifacts, pool_size=2)
     try:
+        out.print(sign_in_hint(store, settings), soft_wrap=True)
         overrides = {} if seed is None else {"seed": seed}
         low, high = estimate(load_recipe("demo", overrides=overrides)).wall_s
         cycle_id = launch_cycle("demo", overrides=overrides, actor="demo", settings=settings, store=store)

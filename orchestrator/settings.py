@@ -21,6 +21,12 @@ class Settings(BaseSettings):
     console_port: int = Field(default=8400, ge=1, le=65535)
     console_url: str = ""  # where people reach the console when that is another address, e.g. https://rsi.example.org
     anonymous_roles: str = ""  # roles, with commas, whose pages people may read who are not signed in: "analyst"
+    oidc_issuer: str = ""  # https://…; empty: no provider. The others below go with it (extra `oidc`)
+    oidc_name: str = "single sign-on"  # on the button
+    oidc_client_id: str = ""
+    oidc_client_secret_file: Path | None = None  # None: a public client, PKCE alone
+    oidc_role_claim: str = "groups"  # claim of the ID token that holds a list of words
+    oidc_roles: str = ""  # word of that claim = role, with commas: "rsi-admins=admin,research=lead,research=analyst"
     prefect_port: int = Field(default=4310, ge=1, le=65535)
     webhook_url: str = ""  # notices are sent there (`orchestrator.webhooks`); empty: nowhere
     webhook_secret_file: Path = Path("secrets/webhook")  # signs them; relative to `home`

@@ -74,9 +74,11 @@ def upgrade() -> None:
         sa.UniqueConstraint("digest", name=op.f("uq_api_token_digest")),
     )
     op.create_index(op.f("ix_api_token_user_id"), "api_token", ["user_id"])
+    op.create_index("ix_audit_log_action", "audit_log", ["action", "id"])
 
 
 def downgrade() -> None:
+    op.drop_index("ix_audit_log_action", table_name="audit_log")
     for table in ("api_token", "sign_in_failure", "sign_in_link", "sign_in"):
         op.drop_table(table)
     op.drop_constraint(op.f("uq_users_oidc_subject"), "users", type_="unique")

@@ -59,6 +59,11 @@ def up(
     for service in result.published.services:
         if service.url.startswith("http"):
             out.print(f"  {service.name:<10} {service.url}")
+    if any(service.name == "console" for service in result.published.services):
+        from orchestrator.accounts import sign_in_hint
+
+        with terminal.opened_store() as store:
+            out.print(sign_in_hint(store, terminal.settings()))
     out.print("`rsi status` shows more, `rsi down` stops everything.")
 
 

@@ -86,13 +86,14 @@ def worker_command(pool: str, name: str | None = None) -> tuple[str, ...]:
     # Without --name every restart would leave one more dead worker in Prefect's list.
     name = name or f"{socket.gethostname()}-{pool}"
     options = ("--pool", pool, "--type", "process", "--name", name)
+    if pool == "gpu":  # a cycle's learner takes the GPUs of its machine: others wait for their turn
+        options += ("--limit", "1")
     return (sys.executable, "-m", "prefect", "worker", "start", *options)
 
 
 def console(settings: Settings, database_url: str) -> Service:
     host = settings.console_host
-    reached = "127.0.0.1" if host in {"0.0.0.0", "::"} else host
-    url = f"http://{reached}:{settings.console_port}"
+    url = settings.console_local
     bind = ("--host", host, "--port", str(settings.console_port))
     return Service(
         name="console",

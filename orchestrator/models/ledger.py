@@ -30,6 +30,7 @@ class AuditLog(SQLModel, table=True):
     __tablename__ = "audit_log"
     __table_args__ = (
         sa.Index("ix_audit_log_actor", "actor", "id"),
+        sa.Index("ix_audit_log_action", "action", "id"),
         sa.Index("ix_audit_log_object", "object_kind", "object_id", "id"),
     )
 

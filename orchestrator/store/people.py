@@ -94,6 +94,7 @@ class AuditTrail(Repository):
         self,
         *,
         actor: str | None = None,
+        action: str | None = None,
         object_kind: str | None = None,
         object_id: str | int | None = None,
         before: int | None = None,
@@ -103,6 +104,8 @@ class AuditTrail(Repository):
         query = select(m.AuditLog).order_by(col(m.AuditLog.id).desc()).limit(limit + 1)
         if actor is not None:
             query = query.where(col(m.AuditLog.actor) == actor)
+        if action is not None:
+            query = query.where(col(m.AuditLog.action) == action)
         if object_kind is not None:
             query = query.where(col(m.AuditLog.object_kind) == object_kind)
         if object_id is not None:
