@@ -139,11 +139,11 @@ def show(experiment: Name) -> None:
 
         rsi experiment show critic-inheritance
     """
-    from orchestrator.experiments.report import report_of, summary
+    from orchestrator.experiments.report import experiment_named, report_of, summary
     from orchestrator.experiments.run import opened
 
     with opened(terminal.settings()) as store:
-        report = report_of(store, _row(store, experiment))
+        report = report_of(store, experiment_named(store, experiment))
     out = terminal.console()
     table = terminal.table("Arm", "Seed", "State", "Cycle", "Checkpoint", "Strict success", right=("Seed", "Cycle"))
     for r in report.runs:
@@ -176,11 +176,11 @@ def report(
         rsi experiment report reward --format csv -o reward.csv
     """
     from orchestrator.experiments.export import effect_rows, to_document, to_markdown
-    from orchestrator.experiments.report import report_of
+    from orchestrator.experiments.report import experiment_named, report_of
     from orchestrator.experiments.run import opened
 
     with opened(terminal.settings()) as store:
-        made = report_of(store, _row(store, experiment))
+        made = report_of(store, experiment_named(store, experiment))
     match format_:
         case exports.Format.MARKDOWN:
             text = to_markdown(made)
@@ -203,16 +203,6 @@ def _load(name: str, seeds: str | None) -> ExperimentSpec:
     except ValueError:
         raise ConfigError(f"--seeds {seeds!r}: give whole numbers separated by commas, e.g. --seeds 0,1,2") from None
     return load_spec(name, seeds=chosen)
-
-
-def _row(store: Any, name: str) -> Any:
-    from stages.errors import ConfigError
-
-    if name.isdecimal():
-        return store.experiments.get(int(name))
-    if (found := store.experiments.named(name)) is None:
-        raise ConfigError(f"there is no experiment {name!r}; `rsi experiment list` shows those that were run")
-    return found
 
 
 def _plan(spec: ExperimentSpec) -> None:

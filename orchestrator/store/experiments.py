@@ -84,6 +84,19 @@ class Experiments(Repository):
         with self._session() as session:
             session.execute(query.values(cycle_id=cycle_id, error=error))
 
+    def cycle_states(self, name: str) -> Sequence[m.CycleState]:
+        """States of the cycles that were made for an experiment, shared prefixes included."""
+        label = col(m.Cycle.config)["experiment"].astext
+        query = select(col(m.Cycle.state)).where(label.startswith(f"{name}/", autoescape=True))
+        with self._session() as session:
+            return session.execute(query).scalars().all()
+
+    def states_of(self, cycle_ids: Sequence[int]) -> dict[int, m.CycleState]:
+        """Cycle id -> its state."""
+        query = select(col(m.Cycle.id), col(m.Cycle.state)).where(col(m.Cycle.id).in_(cycle_ids))
+        with self._session() as session:
+            return {cycle_id: state for cycle_id, state in session.execute(query).tuples() if cycle_id is not None}
+
     # ----------------------------------------------------------------- branches
 
     def branch(self, key: str) -> int | None:
