@@ -100,6 +100,19 @@ def open_machine(request: pytest.FixtureRequest) -> Machine:
     return Machine(request.param, BubblewrapBackend(host_uid=60_001 if request.param == "bubblewrap-user" else None))
 
 
+@contextlib.contextmanager
+def started_machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    """`open_machine` for a module; the Docker one is shared by the whole session (its image and tools are made once)."""
+    if request.param == "docker":
+        yield request.getfixturevalue("docker_machine")
+        return
+    machine = open_machine(request)
+    try:
+        yield machine
+    finally:
+        machine.close()
+
+
 def skip_slow_half(request: pytest.FixtureRequest, machine: Machine, always: frozenset[str]) -> None:
     """A container takes a second where a jail takes milliseconds: without CI_FULL=1 Docker runs the `always` tests only."""
     if machine.kind == "docker" and not os.environ.get("CI_FULL") and request.function.__name__ not in always:

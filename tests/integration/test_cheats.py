@@ -11,7 +11,7 @@ import pytest
 
 from stages.backends.sandbox.bubblewrap import BubblewrapBackend
 from stages.domain import CheckRole, CheckSpec, CheckStatus, Task, Verdict
-from tests.integration.sandbox_kit import Machine, make_task, open_machine
+from tests.integration.sandbox_kit import Machine, make_task, started_machine
 
 PYTEST_SH = """#!/bin/bash
 source $HOME/.local/bin/env 2>/dev/null
@@ -145,9 +145,8 @@ ON_DOCKER = frozenset(c.name for c in CHEATS[:3]) | {
 
 @pytest.fixture(scope="module", params=["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
 def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
-    out = open_machine(request)
-    yield out
-    out.close()
+    with started_machine(request) as out:
+        yield out
 
 
 def victim(tmp_path: Path, kind: str, timeout_s: float = 20.0) -> Task:

@@ -10,7 +10,7 @@ import pytest
 from stages.backends.sandbox.bubblewrap import BubblewrapBackend
 from stages.backends.sandbox.task_gate import gate_task
 from stages.domain import Verdict
-from tests.integration.sandbox_kit import KINDS, TEST_SH, Machine, make_task, open_machine
+from tests.integration.sandbox_kit import KINDS, TEST_SH, Machine, make_task, started_machine
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +54,8 @@ def test_bad_tasks_are_told_why(machine: Machine, tmp_path: Path, changes: dict,
 
 @pytest.fixture(scope="module", params=KINDS)
 def every(request: pytest.FixtureRequest) -> Iterator[Machine]:
-    out = open_machine(request)
-    yield out
-    out.close()
+    with started_machine(request) as out:
+        yield out
 
 
 def test_what_the_doctor_says_is_tested(every: Machine) -> None:

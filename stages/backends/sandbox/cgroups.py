@@ -178,7 +178,7 @@ def _v2_controllers(base: str) -> tuple[str, ...]:
 
 
 def _make(version: int, kinds: tuple[str, ...], base: str, home: str) -> list[Hierarchy]:
-    name = f"{_PREFIX}{os.getpid()}-{_birth(os.getpid())}"
+    name = f"{_PREFIX}{os.getpid()}-{birth(os.getpid())}"
     try:
         parent_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY)
         _sweep(parent_fd)
@@ -194,9 +194,14 @@ def _make(version: int, kinds: tuple[str, ...], base: str, home: str) -> list[Hi
         return []
 
 
-def _birth(pid: int) -> str:
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rsplit(b")", 1)[1].split()[19].decode()
+def birth(pid: int) -> str:
+    """Start time in clock ticks since boot; empty for a process that is gone, or dead and not yet reaped."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rsplit(b")", 1)[1].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in b"ZX" else fields[19].decode()
 
 
 def _sweep(parent_fd: int) -> None:
@@ -205,11 +210,7 @@ def _sweep(parent_fd: int) -> None:
         parts = name.split("-")
         if len(parts) != 3 or not name.startswith(_PREFIX) or not (parts[1].isdigit() and parts[2].isdigit()):
             continue
-        try:
-            alive = _birth(int(parts[1])) == parts[2]
-        except OSError:
-            alive = False
-        if not alive:
+        if birth(int(parts[1])) != parts[2]:
             fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=parent_fd)
             for child in os.listdir(fd):
                 if child.startswith(_PREFIX):

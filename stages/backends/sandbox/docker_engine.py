@@ -25,6 +25,7 @@ import requests
 from docker.errors import APIError, BuildError, DockerException, ImageNotFound, NotFound
 
 from stages.backends.sandbox.bundle import Entry
+from stages.backends.sandbox.cgroups import birth
 from stages.backends.sandbox.rootfs import Rootfs, Source, choose, write_rootfs
 from stages.domain import Task
 from stages.errors import SandboxError, TaskError
@@ -222,7 +223,7 @@ def imported_image(client: docker.DockerClient, tar: Path, digest: str) -> str:
 def owner_label() -> str:
     """Machine boot, process and its birth: enough to tell whether the owner still lives."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}:{os.getpid()}:{_birth(os.getpid())}"
+    return f"{boot}:{os.getpid()}:{birth(os.getpid())}"
 
 
 def sweep(client: docker.DockerClient) -> None:
@@ -257,19 +258,12 @@ def remove_labelled(client: docker.DockerClient, label: str, value: str) -> None
 
 def _orphaned(label: str) -> bool:
     boot, _, rest = label.partition(":")
-    pid, _, birth = rest.partition(":")
+    pid, _, born = rest.partition(":")
     if not pid.isdigit():
         return False
     if boot != Path("/proc/sys/kernel/random/boot_id").read_text().strip():
         return False  # another machine's, or from before a restart of this one: not ours to judge
-    return _birth(int(pid)) != birth
-
-
-def _birth(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
-    except OSError:
-        return ""
+    return birth(int(pid)) != born
 
 
 def _folder_hash(folder: Path) -> str:

@@ -1,0 +1,159 @@
+"""A backend as a whole: many attempts at once, unusable tasks, several event loops, a host that dies. Every backend."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stages.backends.protocols import Sandbox
+from stages.backends.sandbox.bubblewrap import BubblewrapBackend
+from stages.backends.sandbox.docker import DockerBackend
+from stages.domain import CheckStatus, Verdict
+from stages.errors import SandboxError, SandboxUnavailable, TaskError
+from tests.integration.sandbox_kit import KINDS, SOLVE_SH, Machine, make_task, skip_slow_half, started_machine
+
+ON_DOCKER: frozenset[str] = frozenset()
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def started(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    with started_machine(request) as out:
+        yield out
+
+
+@pytest.fixture
+def machine(request: pytest.FixtureRequest, started: Machine) -> Machine:
+    skip_slow_half(request, started, ON_DOCKER)
+    return started
+
+
+def test_two_attempts_share_nothing(machine: Machine, tmp_path: Path) -> None:
+    task = make_task(tmp_path)
+    with machine.box(task) as one, machine.box(task) as two:
+        one.run("echo secret > /tmp/x; echo secret > ~/x; echo secret > x; echo secret > /dev/shm/x; sleep 77 &")
+        assert two.say("cat /tmp/x ~/x x /dev/shm/x 2>/dev/null; ps -eo args | grep -c '^sleep 7'") == "0"
+
+
+def test_many_at_once(machine: Machine, tmp_path: Path) -> None:
+    task = make_task(tmp_path)
+    number = 24 if machine.kind != "docker" else 6
+
+    async def attempt(number: int) -> Verdict:
+        sandbox = await machine.backend.open(task)
+        try:
+            await sandbox.run(f"echo {number} > mine; {SOLVE_SH}")
+            assert (await sandbox.run("cat mine")).output == f"{number}\n".encode()
+            return (await sandbox.verify()).verdict
+        finally:
+            await sandbox.close()
+
+    async def all_of_them() -> list[Verdict]:
+        return await asyncio.gather(*(attempt(i) for i in range(number)))
+
+    assert machine.wait(all_of_them()) == [Verdict.PASSED] * number
+
+
+def test_unusable_tasks_are_named(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "outside").write_text("x")
+    task = make_task(tmp_path)
+    (task.root / "tests" / "link").symlink_to(tmp_path / "outside")
+    with pytest.raises(TaskError, match="link"):
+        machine.wait(machine.backend.open(task))
+    task = make_task(tmp_path)
+    (task.root / "tests" / "test.sh").unlink()
+    with pytest.raises(TaskError, match=r"test\.sh is missing"):
+        machine.wait(machine.backend.open(task))
+    for files, workdir in (({"../x": b""}, "/app"), ({"/x": b""}, "/app"), ({}, "/usr"), ({}, "app")):
+        with pytest.raises(TaskError):
+            machine.wait(machine.backend.open(make_task(tmp_path, files=files, workdir=workdir)))
+
+
+def test_closed_backend_says_so(tmp_path: Path) -> None:
+    backend = BubblewrapBackend()
+    with pytest.raises(SandboxError, match="not started"):
+        asyncio.run(backend.open(make_task(tmp_path)))
+
+
+def test_a_backend_serves_several_event_loops_and_waits_for_places(tmp_path: Path) -> None:
+    backend = BubblewrapBackend(concurrency=2)
+    task = make_task(tmp_path)
+    asyncio.run(backend.start())
+
+    async def use() -> bytes:
+        sandboxes = [await backend.open(task), await backend.open(task)]
+        third = asyncio.ensure_future(backend.open(task))
+        await asyncio.sleep(0.1)
+        assert not third.done()
+        await sandboxes[0].close()
+        out = (await (await third).run("echo hi")).output
+        await sandboxes[1].close()
+        await third.result().close()
+        return out
+
+    assert asyncio.run(use()) == b"hi\n"
+    assert asyncio.run(use()) == b"hi\n"
+    asyncio.run(backend.aclose())
+    asyncio.run(backend.aclose())
+
+
+async def until_it_fails(sandbox: Sandbox) -> None:
+    for _ in range(100):
+        await sandbox.run("sleep 0.05")
+
+
+def test_a_killed_host_is_an_error_once_and_the_next_open_works(tmp_path: Path) -> None:
+    async def use() -> None:
+        backend = BubblewrapBackend()
+        await backend.start()
+        task = make_task(tmp_path)
+        sandbox = await backend.open(task)
+        assert backend.host_pid is not None
+        os.kill(backend.host_pid, signal.SIGKILL)
+        with pytest.raises(SandboxError, match="host"):
+            await until_it_fails(sandbox)
+        await sandbox.close()
+        again = await backend.open(task)
+        assert (await again.run("echo back")).output == b"back\n"
+        await again.close()
+        await backend.aclose()
+
+    asyncio.run(use())
+
+
+def test_tasks_that_are_not_used_leave_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stages.backends.sandbox.bubblewrap._MAX_STORED_BYTES", 3000)
+
+    async def use() -> None:
+        backend = BubblewrapBackend()
+        await backend.start()
+        tasks = [make_task(tmp_path, files={"f": b"x" * 1000}) for _ in range(6)]
+        for task in [*tasks, *tasks]:
+            sandbox = await backend.open(task)
+            await sandbox.run("echo 42 > answer.txt")
+            assert (await sandbox.verify()).checks[0].status is CheckStatus.PASSED
+            await sandbox.close()
+        assert sum(backend._sent.values()) < 6000
+        await backend.aclose()
+
+    asyncio.run(use())
+
+
+def test_without_user_namespaces_the_docker_backend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = BubblewrapBackend()
+
+    async def refused(*_: object) -> None:
+        raise SandboxError("unshare(0x30020000): Operation not permitted")
+
+    monkeypatch.setattr("stages.backends.sandbox.link.HostLink.start", refused)
+    with pytest.raises(SandboxUnavailable, match="Docker"):
+        asyncio.run(backend.start())
+
+
+def test_without_an_engine_the_other_backend_is_named() -> None:
+    with pytest.raises(SandboxUnavailable, match="bubblewrap"):
+        asyncio.run(DockerBackend(base_url="unix:///nonexistent/docker.sock").start())
