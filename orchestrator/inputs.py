@@ -79,9 +79,13 @@ def model_folder(config: CycleConfig) -> Path:
 
 
 def refuse_unsupported(config: CycleConfig) -> None:
-    """Raises ConfigError for settings that `stages.config` knows and cycles do not run yet."""
-    if config.learner.backend != "torch":
-        raise ConfigError("learner.backend: only 'torch' runs on this worker; 'megatron' needs a GPU worker")
+    """Raises ConfigError or ModelError when the base model cannot be trained by the recipe's learner in its layout.
+
+    Whether a machine has the GPUs is found out on the worker that would use them (`open_backends`).
+    """
+    from stages.backends.learner.build import check_model
+
+    check_model(config.learner, model_folder(config))
 
 
 def load_suites(config: CycleConfig, settings: Settings) -> Suites:
@@ -146,22 +150,14 @@ def open_backends(config: CycleConfig, model: Path) -> Backends:
     refuse_unsupported(config)
     if config.uses_harness("terminus2") and shutil.which("tmux", path="/usr/bin:/bin") is None:
         raise ConfigError("the harness terminus2 needs tmux on this machine: install it, or set rollout.harness=shell")
-    from stages.backends.learner.torch_learner import TorchLearner
+    from stages.backends.learner.build import build_learner
     from stages.backends.sampler.embedded import EmbeddedSampler
     from stages.backends.sandbox.bubblewrap import BubblewrapBackend
 
-    threads = config.learner.num_threads
     known, default = for_sandboxes(Settings())
     return Backends(
         sampler=EmbeddedSampler(model, weight_version="Base", num_threads=config.rollout.sampler_threads),
-        learner=TorchLearner(
-            max_tokens_per_gpu=config.learner.max_tokens_per_gpu,
-            log_probs_chunk_size=config.learner.log_probs_chunk_size,
-            dtype=config.learner.dtype,
-            num_threads=threads,
-            seed=config.seed,
-            use_rollout_routing_replay=config.learner.use_rollout_routing_replay,
-        ),
+        learner=build_learner(config.learner, seed=config.seed),
         sandbox=BubblewrapBackend(rootfs=known, default_rootfs=default),
     )
 

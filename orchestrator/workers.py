@@ -16,8 +16,9 @@ from uuid import UUID
 import httpx
 
 from orchestrator.embedded import control, database, prefect_server, services
-from orchestrator.embedded.prefect_server import CYCLE, Deployment
+from orchestrator.embedded.prefect_server import CYCLE, GPU_CYCLE, Deployment
 from orchestrator.settings import Settings, get_settings
+from stages.config import CycleConfig
 from stages.errors import ServiceError
 
 if TYPE_CHECKING:
@@ -83,6 +84,11 @@ def submit_cycle(
             found.id, parameters={"cycle_id": cycle_id}, name=f"cycle-{cycle_id}", idempotency_key=key
         )
     return str(flow_run.id)
+
+
+def deployment_of(config: CycleConfig) -> Deployment:
+    """Where a cycle's process runs: on a worker of the pool `gpu` when its learner computes on GPUs, else of `cpu`."""
+    return GPU_CYCLE if config.learner.device == "cuda" else CYCLE
 
 
 def flow_runs(ids: Sequence[str], *, settings: Settings | None = None) -> dict[str, FlowRun]:

@@ -227,13 +227,51 @@ class EvaluateConfig(Strict):
     n_tasks: PositiveInt | None = None  # a fixed prefix of the suite, same for every checkpoint
 
 
+class LayoutConfig(Strict):
+    """How the Megatron learner is spread over processes (GPUs); Megatron's and slime's names."""
+
+    tensor_model_parallel_size: PositiveInt = 1
+    pipeline_model_parallel_size: PositiveInt = 1
+    context_parallel_size: PositiveInt = 1
+    expert_model_parallel_size: PositiveInt = 1
+    expert_tensor_parallel_size: PositiveInt = 1
+    data_parallel_size: PositiveInt = 1
+    sequence_parallel: bool = False
+    use_distributed_optimizer: bool = False
+
+    @property
+    def processes(self) -> int:
+        model = self.tensor_model_parallel_size * self.pipeline_model_parallel_size * self.context_parallel_size
+        return model * self.data_parallel_size
+
+
 class LearnerConfig(Strict):
     backend: Literal["torch", "megatron"] = "torch"
+    device: Literal["cpu", "cuda"] = "cpu"  # "cuda": the cycle goes to the GPU pool
+    layout: LayoutConfig = LayoutConfig()  # megatron only
     max_tokens_per_gpu: PositiveInt = 8192
     log_probs_chunk_size: PositiveInt = 1024
     dtype: Literal["float32", "bfloat16"] = "float32"
+    gradient_checkpointing: bool = False  # recompute activations in the backward pass
+    offload: bool = False  # the model that does not compute, and its optimiser, wait in host memory
     num_threads: PositiveInt | None = None
     use_rollout_routing_replay: bool = True
+
+    @model_validator(mode="after")
+    def _layout(self) -> LearnerConfig:
+        layout = self.layout
+        if self.backend == "torch" and layout.processes > 1:
+            raise ValueError(f'learner.layout asks for {layout.processes} processes; backend = "torch" has one')
+        if layout.sequence_parallel and layout.tensor_model_parallel_size == 1:
+            raise ValueError("learner.layout.sequence_parallel needs tensor_model_parallel_size > 1")
+        experts = layout.expert_model_parallel_size * layout.expert_tensor_parallel_size
+        if layout.processes % (experts * layout.pipeline_model_parallel_size):
+            raise ValueError(
+                f"learner.layout: {layout.processes} processes cannot hold groups of expert_model_parallel_size × "
+                f"expert_tensor_parallel_size × pipeline_model_parallel_size = "
+                f"{experts * layout.pipeline_model_parallel_size}"
+            )
+        return self
 
 
 class ForkConfig(Strict):

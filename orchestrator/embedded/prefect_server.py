@@ -41,7 +41,8 @@ class Deployment:
 
 
 CYCLE = Deployment(flow="run-cycle", name="cycle", entrypoint="orchestrator.flows.run_cycle_flow", pool="cpu")
-DEPLOYMENTS = (CYCLE,)
+GPU_CYCLE = Deployment(flow="run-cycle", name="cycle-gpu", entrypoint=CYCLE.entrypoint, pool="gpu")
+DEPLOYMENTS = (CYCLE, GPU_CYCLE)
 
 
 class PrefectSettings(BaseSettings):

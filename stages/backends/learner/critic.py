@@ -38,6 +38,15 @@ class Critic(nn.Module):
     def hidden_size(self) -> int:
         return self.head.in_features
 
+    def check(self, actor: PreTrainedModel, folder: Path | None) -> None:
+        """Raises CheckpointError when this critic, read from `folder`, has another architecture than the actor."""
+        for name in ("model_type", "hidden_size", "num_hidden_layers", "vocab_size"):
+            theirs, ours = getattr(self.body.config, name), getattr(actor.config, name)
+            if theirs != ours:
+                raise CheckpointError(
+                    f"{folder} is a critic of another architecture than the actor: its {name} is {theirs}, not {ours}"
+                )
+
 
 def critic_from_actor(actor: PreTrainedModel) -> Critic:
     """A copy of the actor's backbone with a zero head: every value is exactly 0 before the first update."""

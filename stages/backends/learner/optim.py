@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -62,6 +62,11 @@ class Optimizer:
         self.config = config
         for group in self._adam.param_groups:
             group.update(lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+
+    def relocate(self, move: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Replaces every moment by what `move` makes of it."""
+        for state in self._adam.state.values():
+            state.update({name: move(t) for name, t in state.items()})
 
     def save(self, path: Path) -> None:
         """Moments under the names that the weights have on disk, so that every learner reads every learner's file."""

@@ -23,11 +23,12 @@ from transformers import PreTrainedModel
 from stages.backends.learner import actor as actor_files
 from stages.backends.learner import checkpoint, saving
 from stages.backends.learner.critic import Critic, critic_from_actor, load_critic, save_critic
+from stages.backends.learner.offload import bring
 from stages.backends.learner.optim import Optimizer
 from stages.backends.learner.packing import MicroBatch, PackedBatch, check_batch, pack, unpack
 from stages.backends.learner.router_replay import RouteCounts, RouteReplay
 from stages.backends.protocols import OptimConfig, TrainSequence
-from stages.errors import CheckpointError, ConfigError, ModelError
+from stages.errors import ConfigError, ModelError
 from stages.ppo import PolicySums, ValueSums, actor_loss, value_loss
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -40,6 +41,7 @@ class TorchLearner:
 
     max_tokens_per_gpu: padded tokens of one micro-batch. log_probs_chunk_size: rows of logits that exist at once.
     use_rollout_routing_replay: reuse the sampler's experts where a batch carries them (spec §6.2); dense models: no effect.
+    offload: only one of actor and critic is on the device at a time; the other waits in host memory with its moments.
     num_threads: set before every call, for the bits of a CPU run depend on it; None leaves it alone.
     """
 
@@ -53,6 +55,7 @@ class TorchLearner:
         num_threads: int | None = None,
         seed: int = 0,
         gradient_checkpointing: bool = False,
+        offload: bool = False,
         use_rollout_routing_replay: bool = True,
     ) -> None:
         if dtype not in DTYPES:
@@ -67,6 +70,7 @@ class TorchLearner:
         self.dtype = DTYPES[dtype]
         self.num_threads = num_threads
         self.gradient_checkpointing = gradient_checkpointing
+        self.offload = offload
         self.use_rollout_routing_replay = use_rollout_routing_replay
         self._actor: PreTrainedModel | None = None
         self._replay: RouteReplay | None = None
@@ -102,10 +106,8 @@ class TorchLearner:
         self._threads()
         actor = actor_files.load_actor(actor_dir)
         critic = load_critic(critic_dir) if critic_dir is not None else None
-        if critic is not None and critic.hidden_size != actor.config.hidden_size:
-            raise CheckpointError(
-                f"{critic_dir}: hidden size {critic.hidden_size}, but the actor {actor_dir} has {actor.config.hidden_size}"
-            )
+        if critic is not None:
+            critic.check(actor, critic_dir)
         self._tokenizer = actor_files.tokenizer_files(actor_dir)
         self._actor = self._place(actor)
         self._replay = RouteReplay(self._actor.base_model) if self.use_rollout_routing_replay else None
@@ -265,8 +267,13 @@ class TorchLearner:
         if self.num_threads is not None and torch.get_num_threads() != self.num_threads:
             torch.set_num_threads(self.num_threads)
 
+    def _wake(self, model: nn.Module) -> None:
+        if self.offload:
+            wanted = self.actor if model is self._actor else self.critic
+            bring(wanted, ((self._actor, self._actor_opt), (self._critic, self._critic_opt)), self.device)
+
     def _place(self, model: M) -> M:
-        model.to(self.device)
+        model.to("cpu" if self.offload else self.device)
         model.train()  # no dropout is left; some models checkpoint activations in this mode only
         if self.gradient_checkpointing:
             for part in model.modules():
@@ -293,6 +300,7 @@ class TorchLearner:
 
     def _pack(self, batch: Sequence[TrainSequence], model: PreTrainedModel, fields: Sequence[str] = ()) -> PackedBatch:
         self._threads()
+        self._wake(model)
         check_batch(batch, context_len=actor_files.context_len(model), vocab_size=int(model.config.vocab_size))
         replay = self._replay if model is self._actor else None
         if replay is not None:

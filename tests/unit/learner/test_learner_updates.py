@@ -11,6 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from stages.backends.learner.checkpoint import read_manifest
+from stages.backends.learner.offload import relocate
 from stages.backends.learner.torch_learner import TorchLearner
 from stages.backends.protocols import OptimConfig, TrainSequence
 from stages.errors import BatchError, ConfigError, ModelError, UpdateError
@@ -254,3 +256,26 @@ def test_gradient_checkpointing_and_bf16_change_little(tiny_dir: Path, make_lear
     assert losses["recompute"] == pytest.approx(losses["plain"], rel=1e-6)
     assert losses["bf16"] == pytest.approx(losses["plain"], rel=3e-2)
     assert losses["bf16"] != losses["plain"]
+
+
+def test_a_model_that_was_moved_away_and_back_trains_on_the_same_bits(
+    tiny_dir: Path, tmp_path: Path, make_learner: Make, make_batch: Batch
+):
+    """Off-load's bookkeeping on one kind of memory: new tensors everywhere, the same parameters, the same update."""
+    digests = []
+    for moved in (False, True):
+        learner = make_learner(offload=moved)
+        learner.load(tiny_dir, None)
+        learner.init_critic()
+        learner.start_phase(actor=OptimConfig(lr=1e-3), critic=OptimConfig(lr=1e-2))
+        for seed in range(3):
+            learner.critic_step(make_batch(seed=seed), value_clip=4.0)
+            learner.actor_step(make_batch(seed=seed), eps_clip=0.3, eps_clip_high=5.0)
+            if moved:
+                before = [p.data_ptr() for p in learner.actor.parameters()]
+                relocate(learner.actor, learner._actor_opt, torch.clone)
+                relocate(learner.critic, learner._critic_opt, torch.clone)
+                assert all(p.data_ptr() != b for p, b in zip(learner.actor.parameters(), before, strict=True))
+        digests.append(learner.save(tmp_path / str(moved)))
+    assert digests[0] == digests[1]
+    assert read_manifest(tmp_path / "False") == read_manifest(tmp_path / "True")

@@ -6,6 +6,7 @@ float32 masters, so a folder loads in any layout and in either learner. Safetens
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -28,22 +29,20 @@ LONGEST_ERROR = 4096  # bytes that ranks exchange
 def save(
     path: Path,
     *,
+    awake: Callable[[ParallelModel], None],
     actor: ParallelModel,
     critic: ParallelModel | None,
     carried: Path | None,
     tokenizer: dict[str, bytes],
     config: bytes,
 ) -> tuple[str, str | None]:
-    """Collective and atomic; (actor digest, critic digest) on every rank.
+    """Collective and atomic; (actor digest, critic digest) on every rank. `awake(model)` is called before it is read.
 
     critic: written from memory; `carried`: this folder is carried over byte for byte instead; both None: no critic.
     Raises CheckpointError on every rank, with an existing `path` intact, when any rank cannot write.
     """
     models = {"actor": actor} | ({"critic": critic} if critic is not None else {})
-    steps: list[Callable[[Path], None]] = [
-        lambda folder: _write_weights(folder, models),
-        lambda folder: _write_optimizers(folder, models),
-    ]
+    steps = [functools.partial(_write, name=name, model=model, awake=awake) for name, model in models.items()]
     folder = path.with_name(f"tmp_{path.name}")  # where `write_folder` fills
 
     def parts() -> None:
@@ -112,22 +111,17 @@ def _together(step: Callable[[Path], None], folder: Path) -> None:
     _agree(error)
 
 
-def _write_weights(folder: Path, models: dict[str, ParallelModel]) -> None:
-    for name, model in models.items():
-        tensors = model.export(MASTER, prefix=PREFIXES[name])
-        if tensors:
-            save_file(tensors, folder / name / f"rank-{dist.get_rank():05d}.safetensors", metadata={"format": "pt"})
-
-
-def _write_optimizers(folder: Path, models: dict[str, ParallelModel]) -> None:
-    for name, model in models.items():
-        if model.optim is None:
-            continue
-        tensors: dict[str, torch.Tensor] = {}
-        for moment in MOMENTS:
-            tensors |= {f"{moment}.{k}": t for k, t in model.export(moment, prefix=PREFIXES[name]).items()}
-        if tensors:
-            save_file(tensors, folder / f"{name}_optimizer-{dist.get_rank():05d}.safetensors")
+def _write(folder: Path, *, name: str, model: ParallelModel, awake: Callable[[ParallelModel], None]) -> None:
+    """This rank's shards of one model and its moments."""
+    awake(model)
+    rank, prefix = dist.get_rank(), PREFIXES[name]
+    if tensors := model.export(MASTER, prefix=prefix):
+        save_file(tensors, folder / name / f"rank-{rank:05d}.safetensors", metadata={"format": "pt"})
+    if model.optim is None:
+        return
+    moments = {f"{m}.{k}": t for m in MOMENTS for k, t in model.export(m, prefix=prefix).items()}
+    if moments:
+        save_file(moments, folder / f"{name}_optimizer-{rank:05d}.safetensors")
 
 
 def _critic_config(actor_config: bytes, hidden_size: int) -> str:

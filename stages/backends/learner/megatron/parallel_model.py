@@ -94,6 +94,11 @@ class ParallelModel:
 
     # ------------------------------------------------------------------ weights
 
+    def check(self, outline: Callable[[str], torch.Tensor]) -> None:
+        """Raises ModelError for a folder that `load` could not use, from names and shapes alone."""
+        for _ in weights.cuts(self.raw, outline, vocab_size=self.facts.vocab_size):
+            pass
+
     @torch.no_grad()
     def load(self, read: Callable[[str], torch.Tensor]) -> None:
         """Weights by Hugging Face name, into the float32 masters too."""
@@ -116,6 +121,35 @@ class ParallelModel:
         return weights.export(
             self.raw, vocab_size=self.facts.vocab_size, prefix=prefix, read=lambda p: self.masters.read(p, what)
         )
+
+    # ------------------------------------------------------------------ colocation
+
+    def sleep(self) -> None:
+        """Frees the gradients on the device; weights, masters and moments go to host memory."""
+        self.ddp.offload_grad_buffers()
+        if self.device.type == "cpu":
+            return  # the rest is there
+        self._optimizer.offload_to_cpu()
+        for buffer in self._buffers:
+            buffer.offload_to_cpu(move_params=True, move_grads=False)
+        for p in self.raw.parameters():
+            if p.is_cuda and p.untyped_storage().size():  # one that no buffer holds
+                p.data = p.data.cpu()
+
+    def wake(self) -> None:
+        """Undoes `sleep`; nothing happens to a model that is awake."""
+        if self.device.type != "cpu":
+            for buffer in self._buffers:
+                buffer.reload_from_cpu(move_params=True, move_grads=False)
+            for p in self.raw.parameters():
+                if not p.is_cuda:
+                    p.data = p.data.to(self.device)
+            self._optimizer.restore_from_cpu()
+        self.ddp.restore_grad_buffers()
+
+    @property
+    def _buffers(self) -> list[Any]:
+        return [*self.ddp.buffers, *self.ddp.expert_parallel_buffers]
 
     # ------------------------------------------------------------------ optimiser
 

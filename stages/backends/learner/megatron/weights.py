@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -57,10 +58,19 @@ class Reader:
         self._stack.close()
 
     def __call__(self, name: str) -> torch.Tensor:
+        f, key = self._find(name)
+        return f.get_tensor(key)
+
+    def outline(self, name: str) -> torch.Tensor:
+        """The tensor's shape, without its contents."""
+        f, key = self._find(name)
+        return torch.empty(f.get_slice(key).get_shape(), device="meta")
+
+    def _find(self, name: str) -> tuple[Any, str]:
         key = self.stem + named(name, self.prefix)
         if key not in self._where:
             raise ModelError(f"{self.place} lacks the tensor {key}: it is another architecture than its config says")
-        return self._where[key].get_tensor(key)
+        return self._where[key], key
 
 
 def named(name: str, prefix: str) -> str:

@@ -64,7 +64,8 @@ def encode_answer(value: Any) -> bytes:
 
 def encode_error(error: BaseException, *, ours: bool) -> bytes:
     """`ours`: one of `stages.errors`, after which the learner lives on."""
-    return _joined({"error": type(error).__name__, "message": str(error), "ours": ours}, {})
+    kinds = [c.__name__ for c in type(error).__mro__ if c.__module__ == errors.__name__ or not ours]
+    return _joined({"error": kinds[0], "message": str(error), "ours": ours}, {})
 
 
 def decode_answer(data: bytes) -> Any:

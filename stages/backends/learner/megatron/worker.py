@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -39,11 +40,17 @@ class Worker:
         dtype: str = "float32",
         seed: int = 0,
         gradient_checkpointing: bool = False,
+        offload: bool = False,
         use_rollout_routing_replay: bool = True,
         transformer_engine: bool = False,
     ) -> None:
         if dtype not in ("float32", "bfloat16"):
             raise ConfigError(f"learner dtype {dtype!r} is unknown; use float32 or bfloat16")
+        if offload and layout.distributed_optimizer and dtype == "float32":
+            raise ConfigError(
+                "learner.offload with the distributed optimiser needs dtype bfloat16: in float32 the moments' weights "
+                "are views of the model's and would be torn from it"
+            )
         world = dist.get_world_size()
         if world % layout.model_parallel:
             raise ConfigError(
@@ -61,6 +68,7 @@ class Worker:
             "transformer_engine": transformer_engine,
             "device": self.device,
         }
+        self._offload = offload
         self._use_replay = use_rollout_routing_replay
         self._actor: ParallelModel | None = None
         self._critic: ParallelModel | None = None
@@ -102,11 +110,17 @@ class Worker:
         if not tokenizer:
             raise ModelError(f"{actor_dir} has no tokenizer files; a checkpoint of it could not be sampled from")
         actor = self._built(self._actor, facts, value=False)
-        self._actor = self._critic = None  # a folder that turns out to be broken leaves no half-filled model behind
-        self._fill(actor, actor_dir)
         critic = self._built(None, facts, value=True) if critic_dir is not None else None
-        if critic is not None and critic_dir is not None:
-            self._fill(critic, critic_dir)
+        actor.wake()
+        with ExitStack() as stack:
+            found = [(actor, stack.enter_context(self._reader(actor, actor_dir)))]
+            if critic is not None and critic_dir is not None:
+                found.append((critic, stack.enter_context(self._reader(critic, critic_dir))))
+            for model, read in found:  # all of both, before a weight changes
+                model.check(read.outline)
+            for model, read in found:
+                model.load(read)
+        actor.start_phase(None)
         self._actor, self._critic = actor, critic
         self._tokenizer, self._actor_dir, self._critic_source = tokenizer, actor_dir, critic_dir
         self._config = (actor_dir / "config.json").read_bytes()
@@ -114,6 +128,7 @@ class Worker:
     def init_critic(self) -> None:
         """The actor's backbone, parameter by parameter, and a zero head (spec §2.2)."""
         critic = self._built(None, self.actor.facts, value=True)
+        self._awake(self.actor)
         critic.copy_backbone(self.actor)
         self._critic, self._critic_source = critic, None
 
@@ -219,29 +234,43 @@ class Worker:
         carried = carried if carried is not None and (actor_only or carried.is_dir()) else None
         critic = None if actor_only or carried is not None else self._critic
         return folders.save(
-            path, actor=self.actor, critic=critic, carried=carried, tokenizer=self._tokenizer, config=self._config
+            path,
+            awake=self._awake,
+            actor=self.actor,
+            critic=critic,
+            carried=carried,
+            tokenizer=self._tokenizer,
+            config=self._config,
         )
 
     def restore(self, path: Path) -> None:
         state = folders.read_state(path)
         self.load(path / "actor", path / "critic" if (path / "critic").is_dir() else None)
+        self._awake(self.actor)
         folders.restore_optimizer(path, state, self.actor)
         if self._critic is not None:
+            self._awake(self._critic)
             folders.restore_optimizer(path, state, self._critic)
 
     # ------------------------------------------------------------------ inner parts
 
+    def _awake(self, model: ParallelModel) -> None:
+        """With off-load, only one of the two colocated models is on the device."""
+        if self._offload:
+            for other in (self._actor, self._critic):
+                if other is not None and other is not model:
+                    other.sleep()
+            model.wake()
+
     def _built(self, old: ParallelModel | None, facts: ModelFacts, *, value: bool) -> ParallelModel:
         if old is not None and old.facts == facts:
-            old.start_phase(None)
             return old
         replay = self._use_replay and not value
         return ParallelModel(facts, self.layout, value=value, replay=replay, **self._model_options)  # type: ignore[arg-type]
 
     @staticmethod
-    def _fill(model: ParallelModel, folder: Path) -> None:
-        with weights.Reader(sorted(folder.glob("*.safetensors")), prefix=folders.PREFIXES[model.name]) as read:
-            model.load(read)
+    def _reader(model: ParallelModel, folder: Path) -> weights.Reader:
+        return weights.Reader(sorted(folder.glob("*.safetensors")), prefix=folders.PREFIXES[model.name])
 
     @staticmethod
     def _same_backbone(actor_dir: Path, facts: ModelFacts, critic_dir: Path) -> None:
@@ -263,6 +292,7 @@ class Worker:
         self, batch: Sequence[TrainSequence], model: ParallelModel, fields: Sequence[str] = ()
     ) -> tuple[ParallelModel, streams.Plan, list[streams.Stream]]:
         facts, layout = model.facts, self.layout
+        self._awake(model)
         check_batch(batch, context_len=facts.context_len, vocab_size=facts.vocab_size)
         for i, seq in enumerate(batch):
             for name in fields:
