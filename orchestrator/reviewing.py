@@ -283,6 +283,9 @@ def reject_many(
     stages: dict[int, m.Stage] = {}
     ids = list(dict.fromkeys(runbook_ids))
     with store.transaction():
+        gates = {r.cycle_id for r in map(store.runbooks.get, ids) if r.cycle_id is not None}
+        for cycle_id in sorted(gates):  # always in this order, so that two people never wait for each other
+            store.cycles.lock(cycle_id)
         for runbook_id in ids:
             if store.review_queue.planted(runbook_id) is not None:
                 verdict_on_planted(store, store.runbooks.get(runbook_id), login, Decision.REJECT, words)

@@ -53,9 +53,7 @@ def open_gate(
     for login in PEOPLE:
         if store.users.named(login) is None:
             store.users.add(login, [m.Role.REVIEWER])
-    specs, tasks = pool(store, folder, n=4 * clean + 30)
-    first, *_ = pairs = [(spec, tasks[spec.id]) for spec in specs]
-    del first
+    pairs = pool(store, folder)
     try:
         with settle(store, cycle.id, settings):
             stage = store.stages.start(stage.id, actor_parent_id=None, critic_parent_id=None)
@@ -67,14 +65,15 @@ def open_gate(
     return Gate(store, settings, cycle.id, stage, *found)
 
 
-def pool(store: Store, folder: Path, *, n: int) -> tuple[list[TaskSpec], dict[str, Task]]:
-    specs = generate_pool(PoolKind.TRAIN, n, seed=17)
+def pool(store: Store, folder: Path) -> list[tuple[TaskSpec, Task]]:
+    specs = generate_pool(PoolKind.TRAIN, 48, seed=17)
     path = folder / "pool"
     if not path.exists():
         write_pool(specs, path, name="pool")
     suite = load_suite(path)
     store.suites.register(suite.name, suite.digest, m.Split.TRAIN, suite.tasks, path=str(path))
-    return specs, {t.id: t for t in suite.tasks}
+    tasks = {t.id: t for t in suite.tasks}
+    return [(spec, tasks[spec.id]) for spec in specs]
 
 
 def _review(
@@ -88,7 +87,9 @@ def _review(
         source = success(spec, task, number * 10_000 + i)
         honest = spec.runbook(random.Random(spec.id))
         typed = [t.action for t in source.turns][: len(honest)]
-        kind = "hard" if not hard else "soft" if not soft and typed != honest else "clean" if len(passed) < clean else ""
+        kind = (
+            "hard" if not hard else "soft" if not soft and typed != honest else "clean" if len(passed) < clean else ""
+        )
         lines = {"hard": [*honest, "cat /tests/test.sh"], "soft": typed, "clean": honest}.get(kind)
         if lines is None:
             continue
@@ -98,9 +99,7 @@ def _review(
             task_id=task.id,
             source_trajectory_id=source.id,
             planner="Base",
-            lines=tuple(
-                RunbookLine(text=t, cites=(min(n, len(honest) - 1),)) for n, t in enumerate(lines)
-            ),
+            lines=tuple(RunbookLine(text=t, cites=(min(n, len(honest) - 1),)) for n, t in enumerate(lines)),
         )
         persist(store, stage, RunbookWritten(runbook=book))
         context = ReviewContext.for_task(task, source, literal_lines=True)

@@ -1,0 +1,217 @@
+"""A reviewer's day in a real Chromium: by keyboard, by mouse and without a script; the suspended cycle goes on by itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import models as m
+from orchestrator import workers
+from orchestrator.embedded import postgres
+from orchestrator.finished import StoredPhases
+from orchestrator.gate import policy_of
+from orchestrator.store import Store
+from tests.conftest import TEMPLATE
+from tests.console_people import cookie_for
+from tests.console_server import serving
+from tests.review_world import Gate, open_gate
+
+playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or ""
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not CHROMIUM, reason="no Chromium: apt-get install chromium, or set CHROMIUM"),
+]
+ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("reviewer")
+
+
+@pytest.fixture(scope="module")
+def house(postgres_server: postgres.PostgresInfo, folder: Path) -> Iterator[tuple[Store, str]]:
+    url = postgres.ensure_database(postgres_server, "reviewer_browser", template=TEMPLATE)
+    store = Store.open(url, folder / "artifacts", pool_size=10)
+    with serving(store) as base:
+        yield store, base
+    store.close()
+    postgres.drop_database(postgres_server, "reviewer_browser")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as p:
+        opened = p.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def submitted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Cycles that were handed to Prefect; everything before that is real."""
+    found: list[int] = []
+    monkeypatch.setattr(workers, "submit_cycle", lambda cycle_id, **_: found.append(cycle_id) or "flow")
+    return found
+
+
+def new_page(browser: Any, house: tuple[Store, str], login: str, **options: Any) -> tuple[Any, list[str]]:
+    store, base = house
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | options)
+    context.add_cookies([{**cookie_for(store, login), "url": base}])
+    context.set_default_timeout(10_000)
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("pageerror", lambda e: complaints.append(str(e)))
+    page.on("console", lambda c: complaints.append(c.text) if c.type in ("error", "warning") else None)
+    page.on("request", lambda r: complaints.append(r.url) if not r.url.startswith((base, "data:")) else None)
+    return page, complaints
+
+
+def press(page: Any, key: str) -> None:
+    """A key that leads to another page."""
+    with page.expect_navigation(wait_until="load"):
+        page.keyboard.press(key)
+
+
+def approved(gate: Gate) -> set[str] | None:
+    return StoredPhases(gate.store, gate.stage, policy_of(gate.store, gate.stage)).approved()
+
+
+def test_by_keyboard_a_leak_is_rejected_and_the_cycle_goes_on_by_itself(
+    browser: Any, house: tuple[Store, str], folder: Path, submitted: list[int]
+) -> None:
+    store, base = house
+    gate = open_gate(store, folder, clean=2, number=1)
+    page, complaints = new_page(browser, house, "ada")
+    page.goto(f"{base}/")
+    page.click("nav >> text=Reviews (3)")
+    page.click("text=Start reviewing")
+    decided: dict[str, str] = {}
+    while gate.soft not in decided or len(decided) < 3:
+        runbook = page.url.split("/")[-1].split("?")[0]
+        assert runbook not in decided
+        if runbook == gate.soft:
+            assert page.is_disabled("#approve")  # nothing was looked at yet
+            page.keyboard.press("a")
+            assert page.locator("mark.here").count() >= 1  # it leads to the finding instead
+            page.keyboard.press("e")
+            assert not page.is_disabled("#approve")
+            page.keyboard.press("r")
+            press(page, "2")
+        else:
+            press(page, "a")
+        decided[runbook] = "done"
+        if len(decided) == 1:  # undone, and decided again
+            press(page, "u")
+            assert page.url.split("/")[-1] == runbook
+            assert store.reviews.standing(runbook, 1).keys() == {"rules"}
+            del decided[runbook]
+    assert "Nothing waits for you" in page.content()
+    rows = {i: store.runbooks.get(i).state for i in (*gate.clean, gate.soft, gate.hard)}
+    assert rows == {
+        **dict.fromkeys(gate.clean, m.RunbookState.APPROVED),
+        gate.soft: m.RunbookState.REJECTED,
+        gate.hard: m.RunbookState.REJECTED,
+    }
+    assert store.reviews.standing(gate.soft, 1)["person:ada"].reason == "gives a value that must be read or computed"
+    assert submitted == [gate.cycle_id]
+    assert store.cycles.get(gate.cycle_id).state is m.CycleState.RESUMING
+    assert approved(gate) == set(gate.clean)
+    assert complaints == []
+    page.context.close()
+
+
+def test_without_a_script_every_form_works(
+    browser: Any, house: tuple[Store, str], folder: Path, submitted: list[int]
+) -> None:
+    store, base = house
+    gate = open_gate(store, folder, clean=1, number=2)
+    page, _ = new_page(browser, house, "bob", java_script_enabled=False)
+    page.goto(f"{base}/reviews/{gate.soft}")
+    page.click("text=Approve")
+    assert "not looked at yet" in page.content()
+    page.fill("#comment", "the value stands nowhere")
+    page.click("text=Add")
+    page.click("text=Put off")
+    assert gate.clean[0] in page.url
+    page.click("text=Claim for 30 minutes")
+    page.click("text=Approve")
+    assert gate.soft in page.url  # what was put off comes last
+    page.check('input[name="seen"] >> nth=0')
+    for box in page.locator('input[name="seen"]').all():
+        box.check()
+    page.click("text=Approve")
+    assert "may stay" in page.locator(".problem").first.text_content()
+    page.click("text=Reject >> nth=-1")
+    assert "needs a reason" in page.content()
+    page.click("text=Edit, as revision 2")
+    page.fill("#edit", page.input_value("#edit").replace("rm", "rm -f") + "\nls  [turn 0]")
+    page.click("text=Store revision 2")
+    assert "revision 2" in page.locator("h1").text_content()
+    assert "You wrote this revision" in page.content()
+    assert "+ added" in page.content()
+    other, _ = new_page(browser, house, "cyd", java_script_enabled=False)
+    other.goto(f"{base}/reviews?mine=1")
+    other.check(f'input[value="{gate.soft}"]')
+    other.select_option("#b-number", "7")
+    other.click("form#bulk >> text=Reject")
+    assert "Nothing waits for you" in other.content()
+    assert submitted == [gate.cycle_id]
+    assert store.cycles.get(gate.cycle_id).state is m.CycleState.RESUMING
+    assert approved(gate) == {gate.clean[0]}
+    page.context.close()
+    other.context.close()
+
+
+def test_keys_can_be_switched_off(browser: Any, house: tuple[Store, str], folder: Path) -> None:
+    store, base = house
+    gate = open_gate(store, folder, clean=1, number=3)
+    page, _ = new_page(browser, house, "ada")
+    page.goto(f"{base}/reviews/{gate.clean[0]}")
+    page.keyboard.press("?")
+    page.click("#keys")
+    page.wait_for_selector("#keys[data-on='0']", state="attached")
+    page.keyboard.press("a")
+    page.wait_for_timeout(300)
+    assert "person:ada" not in store.reviews.standing(gate.clean[0], 1)
+    page.keyboard.press("?")
+    assert not page.locator("#help").get_attribute("open")
+    page.click("#help summary")
+    page.click("#keys")
+    page.wait_for_selector("#keys[data-on='1']", state="attached")
+    press(page, "a")
+    assert "person:ada" in store.reviews.standing(gate.clean[0], 1)
+    page.context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_pages_fit_and_are_quiet(
+    browser: Any, house: tuple[Store, str], folder: Path, scheme: str, width: int
+) -> None:
+    store, base = house
+    gate = open_gate(store, folder, clean=1, planted=0.5, number=10 + width + (scheme == "dark"))
+    page, complaints = new_page(browser, house, "cyd", color_scheme=scheme, viewport={"width": width, "height": 900})
+    keep = os.environ.get("RSI_SCREENSHOTS")
+    for name, path in {
+        "queue": "/reviews?mine=1",
+        "soft": f"/reviews/{gate.soft}?hidden=1",
+        "hard": f"/reviews/{gate.hard}",
+        "edit": f"/reviews/{gate.soft}?edit=1",
+    }.items():
+        page.goto(base + path, wait_until="load")
+        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, path
+        if name == "soft":
+            page.keyboard.press("e")
+        if keep:
+            page.screenshot(path=f"{keep}/review-{name}-{scheme}-{width}.png", full_page=True)
+    assert complaints == []
+    page.context.close()
