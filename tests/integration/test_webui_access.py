@@ -110,20 +110,24 @@ def test_the_table_is_whole() -> None:
 
 @pytest.mark.parametrize("role", list(m.Role))
 def test_role_by_action_by_address(app: FastAPI, people: dict[m.Role, SignedIn], role: m.Role) -> None:
-    """Who may not gets 404 for a page and 403 for an action; who may gets anything else."""
+    """Who may not gets 404 for a page and 403 for an action; who may gets anything else.
+
+    What somebody may do is tried on things that do not exist only: an empty launch form launches a cycle.
+    """
     client, denied = people[role], 0
     for address in addresses(app):
-        if address.action is None or "/events" in address.path:
+        may = address.action is None or role in ALLOWED[address.action]
+        acts = address.method not in SAFE
+        if address.action is None or address.path == "/events" or (may and acts and "{" not in address.path):
             continue
         answer = client.request(address.method, address.example, headers={"X-CSRF-Token": client.csrf})
         what = f"{address.method} {address.example} needs {address.action}: {answer.status_code}"
-        if role in ALLOWED[address.action]:
+        if may:
             assert answer.status_code not in (401, 403), what
             assert answer.status_code < 500, what
             continue
         denied += 1
-        page = address.action.value.startswith("see")
-        assert answer.status_code == (404 if page else 403), what
+        assert answer.status_code == (403 if acts else 404), what
     assert denied or all(role in allowed for allowed in ALLOWED.values())
 
 
