@@ -15,6 +15,7 @@ from orchestrator.commands import (
     demo,
     doctor,
     evaluate,
+    export,
     experiment,
     import_,
     model,
@@ -46,7 +47,7 @@ app = typer.Typer(
 )
 for module in (demo, doctor, services, evaluate, compare, serve, production):  # in the order of the help page
     module.register(app)
-for group in (cycle, checkpoint, review, suite, tasks, rootfs, import_, audit, experiment, model, users):
+for group in (cycle, checkpoint, review, suite, tasks, rootfs, import_, export, audit, experiment, model, users):
     app.add_typer(group.app, rich_help_panel="Work")
 
 

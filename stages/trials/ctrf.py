@@ -1,4 +1,4 @@
-"""CTRF check reports: one `CheckResult` per test. Nothing in them is marked as gate: the verifier's result is the gate."""
+"""CTRF check reports: one `CheckResult` per test. Only our own export marks gates: elsewhere the verifier's result is the gate."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _check(test: Any, seen: Counter[str], where: str) -> CheckResult:
     message = test.get("message")
     return CheckResult(
         id=name if seen[name] == 1 else f"{name}#{seen[name]}",
-        role=CheckRole.SCENARIO,
+        role=CheckRole.GATE if test.get("extra") == {"role": "gate"} else CheckRole.SCENARIO,
         status=STATUS[status],
         message=message[:MESSAGE_CHARS] if isinstance(message, str) else "",
     )

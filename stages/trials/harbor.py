@@ -23,6 +23,7 @@ from stages.trials.files import ARCHIVES, printable, read_json, read_text
 from stages.trials.transcript import Transcript
 
 RESULT_LIMIT, REWARD_LIMIT, CONFIG_LIMIT = 4 << 20, 4096, 4 << 20
+OWN = "terminal-rsi"  # the producer that our export names
 DEPTH = 4  # folders of job folders are searched this deep
 Name = Annotated[str, Field(min_length=1, max_length=300, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
@@ -46,6 +47,7 @@ class _AgentInfo(_Lenient):
 
 class _AgentResult(_Lenient):
     n_output_tokens: Count | None = None
+    metadata: dict[str, Any] | None = None
 
 
 class _VerifierResult(_Lenient):
@@ -201,7 +203,7 @@ def read_trial(folder: Path) -> Trial:
         model=printable(model.name if model else "") or "unknown model",
         settings=_settings(result),
         verdict=_verdict(reward, kind),
-        end_reason=_end_reason(kind),
+        end_reason=_own_end_reason(result.agent_result) or _end_reason(kind),
         started=started,
         duration_s=(execution if execution is not None else result.seconds) or 0.0,
         output_tokens=result.agent_result.n_output_tokens if result.agent_result else None,
@@ -303,6 +305,13 @@ def _end_reason(exception: str) -> EndReason:
     if "Cancel" in exception:
         return EndReason.CANCELLED
     return EndReason.CONTEXT_OVERFLOW if "ContextLength" in exception else EndReason.ERROR
+
+
+def _own_end_reason(agent: _AgentResult | None) -> EndReason | None:
+    """What our own export says beyond Harbor's words; None for everybody else's trials."""
+    said = agent.metadata if agent and agent.metadata else {}
+    reason = said.get("end_reason")
+    return EndReason(reason) if said.get("producer") == OWN and reason in tuple(EndReason) else None
 
 
 def _settings(result: _Result) -> dict[str, float | int | str]:

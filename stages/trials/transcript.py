@@ -163,7 +163,7 @@ class _Draft:
 
 
 def _turns(drafts: Sequence[_Draft], segment: int, first: int) -> tuple[Turn, ...]:
-    ends = [*(d.at for d in drafts[1:]), None]
+    ends = [*(d.at for d in drafts[1:]), None][: len(drafts)]
     return tuple(
         Turn(
             index=first + n,
