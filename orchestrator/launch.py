@@ -16,7 +16,7 @@ from orchestrator.costs import predict
 from orchestrator.embedded import database
 from orchestrator.inputs import load_suites, model_folder, refuse_unsupported
 from orchestrator.plan import stage_rows
-from orchestrator.recipes import load_recipe, parse_config
+from orchestrator.recipes import load_recipe
 from orchestrator.reconcile import reconcile_store
 from orchestrator.settings import Settings, get_settings
 from orchestrator.store import Store
@@ -148,10 +148,10 @@ def cancel_cycle(store: Store, cycle_id: int, *, actor: str, settings: Settings 
 
 
 def _submit(store: Store, cycle_id: int, *, previous: str | None, settings: Settings) -> None:
-    config = parse_config(store.cycles.get(cycle_id).config, f"cycle {cycle_id}")
+    deployment = workers.deployment_of(store.cycles.get(cycle_id).config)
     try:
         flow_run_id = workers.submit_cycle(
-            cycle_id, previous_flow_run_id=previous, settings=settings, deployment=workers.deployment_of(config)
+            cycle_id, previous_flow_run_id=previous, settings=settings, deployment=deployment
         )
     except ServiceError as error:
         transitions.enter(store, cycle_id, m.CycleState.FAILED, error=f"It could not be started: {error}")

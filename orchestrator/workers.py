@@ -6,11 +6,11 @@ run is only the process that works on it.
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import httpx
@@ -18,7 +18,6 @@ import httpx
 from orchestrator.embedded import control, database, prefect_server, services
 from orchestrator.embedded.prefect_server import CYCLE, GPU_CYCLE, Deployment
 from orchestrator.settings import Settings, get_settings
-from stages.config import CycleConfig
 from stages.errors import ServiceError
 
 if TYPE_CHECKING:
@@ -86,9 +85,9 @@ def submit_cycle(
     return str(flow_run.id)
 
 
-def deployment_of(config: CycleConfig) -> Deployment:
-    """Where a cycle's process runs: on a worker of the pool `gpu` when its learner computes on GPUs, else of `cpu`."""
-    return GPU_CYCLE if config.learner.device == "cuda" else CYCLE
+def deployment_of(config: Mapping[str, Any]) -> Deployment:
+    """Where a stored cycle's process runs: on the pool `gpu` when its learner computes on GPUs, else on `cpu`."""
+    return GPU_CYCLE if config.get("learner", {}).get("device") == "cuda" else CYCLE
 
 
 def flow_runs(ids: Sequence[str], *, settings: Settings | None = None) -> dict[str, FlowRun]:
