@@ -16,12 +16,13 @@ from orchestrator.store.analysis_queries import AnalysisQueries
 from stages.domain import FamilyScale
 from stages.errors import ConfigError
 from stages.outcomes import Outcomes
-from stages.recalibration import family_calibrations, recalibrate
-from stages.rescore import FormulaAudit, RewardAudit, rescore
+from stages.recalibration import FamilyCalibration, family_calibrations, recalibrate, scale_drift
+from stages.rescore import FormulaAudit, RewardAudit, histogram, rescore
 from stages.rewards import Progress, RewardKind, RewardModel, fit_scales
 
 FIT = "fit"
 GIVEN = "given:"
+RAW, NET_OF_NOP = Progress.RAW, Progress.NET_OF_NOP
 LISTED = 500  # failures per list in the row; the artifact holds all of them
 
 
@@ -32,6 +33,9 @@ class AuditSpec:
     where: TrajectoryFilter
     formulas: tuple[RewardKind, ...] = (RewardKind.FDR, RewardKind.SPR)
     scales: str = FIT  # "fit" on the set itself, or "given:CYCLE/STAGE", "given:FILE.json"
+    given: tuple[
+        FamilyScale, ...
+    ] = ()  # scales as values; go before `scales`, which then only names where they are from
     recalibrated: bool = False  # SPR uses D'_f = c_f · D_f, with c_f from the set (spec §4.5)
     progress: Progress = Progress.RAW
     name: str = ""
@@ -53,8 +57,12 @@ def run_audit(store: Store, spec: AuditSpec, *, created_by: str = "cli") -> m.Au
     outcomes = load_outcomes(store, spec.where, with_gates=RewardKind.COUNT in spec.formulas)
     scales = _scales(store, spec, outcomes) if any(k.needs_scales for k in spec.formulas) else ()
     dense = scales
+    calibrations: tuple[FamilyCalibration, ...] = ()
     if spec.recalibrated and scales:
-        dense = recalibrate(scales, family_calibrations(scales, outcomes, progress=spec.progress))
+        calibrations = family_calibrations(scales, outcomes, progress=spec.progress)
+        dense = recalibrate(scales, calibrations)
+    frozen = spec.scales != FIT or bool(spec.given)
+    drift = scale_drift(scales, fit_scales(outcomes, progress=spec.progress)) if frozen and scales else ()
     models = {
         kind.value: RewardModel(
             kind=kind,
@@ -80,6 +88,9 @@ def run_audit(store: Store, spec: AuditSpec, *, created_by: str = "cli") -> m.Au
                     "verdicts": len(outcomes),
                     "masked": outcomes.masked,
                     "rows": list(audit.rows()),
+                    "histograms": {f.label: histogram(audit, f) for f in audit.formulas},
+                    "calibrations": [asdict(x) for x in calibrations],
+                    "drift": [asdict(x) for x in drift],
                     "lists": _lists(audit, LISTED),
                 },
                 artifact=artifact.sha256,
@@ -136,6 +147,8 @@ def same_set(audits: Sequence[m.Audit]) -> bool:
 
 
 def _scales(store: Store, spec: AuditSpec, outcomes: Outcomes) -> tuple[FamilyScale, ...]:
+    if spec.given:
+        return spec.given
     if spec.scales == FIT:
         return fit_scales(outcomes, progress=spec.progress)
     if not spec.scales.startswith(GIVEN) or spec.scales == GIVEN:
@@ -149,22 +162,23 @@ def _scales(store: Store, spec: AuditSpec, outcomes: Outcomes) -> tuple[FamilySc
         if not scales:
             raise ConfigError(f"stage {stage} of cycle {cycle} has profiled no scales; use fit or another stage")
         return scales
-    return _scales_of_file(Path(given))
-
-
-def _scales_of_file(path: Path) -> tuple[FamilyScale, ...]:
-    """`{"family": 4.5, …}`, in checks."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        return parse_scales(Path(given).read_text(encoding="utf-8"), given)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{given} cannot be read: {error.strerror}") from error
+
+
+def parse_scales(text: str, where: str) -> tuple[FamilyScale, ...]:
+    """`{"family": 4.5, …}`, in checks. Raises ConfigError, naming `where`."""
+    try:
+        document = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{path} is no JSON: {error}") from error
+        raise ConfigError(f"{where} is no JSON: {error}") from error
     if not isinstance(document, dict) or not document:
-        raise ConfigError(f'{path} is no object of scales, such as {{"files": 4.5}}')
+        raise ConfigError(f'{where} is no object of scales, such as {{"files": 4.5}}')
     for family, value in document.items():
         if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
-            raise ConfigError(f"{path}: the scale of {family!r} is {value!r}, no number above 0")
+            raise ConfigError(f"{where}: the scale of {family!r} is {value!r}, no number above 0")
     return tuple(FamilyScale(family=f, value=float(v), attempts=0) for f, v in sorted(document.items()))
 
 

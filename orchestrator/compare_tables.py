@@ -15,6 +15,14 @@ from stages import statistics as st
 from stages.domain import EndReason, Verdict
 from stages.reference_rows import FOUR_SUITES, four_suite_mean
 
+# What the console names of the method's comparison.
+Comparison = c.Comparison
+Convention = c.Convention
+Flag = c.Flag
+FlagKind = c.FlagKind
+Optimism = st.Optimism
+FOUR_NAMES = FOUR_SUITES
+
 OUT_OF = (EndReason.TIME_LIMIT, EndReason.TURN_CAP, EndReason.TOKEN_CAP, EndReason.CONTEXT_OVERFLOW)
 
 

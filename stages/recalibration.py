@@ -110,6 +110,32 @@ class ScaleDrift:
     alarm: bool  # |after − at_start| / at_start > limit
 
 
+def scale_drift(
+    frozen: Sequence[FamilyScale], fitted: Sequence[FamilyScale], *, limit: float = 0.25
+) -> tuple[ScaleDrift, ...]:
+    """How far scales that are fitted now have left frozen ones (spec §4.5), for the families of both, by name.
+
+    c_f is taken out of a recalibrated scale, so that levels are compared with levels.
+    """
+    now = {s.family: s for s in fitted}
+    out = []
+    for start in sorted(frozen, key=lambda s: s.family):
+        if start.family.endswith(BINARY_SUFFIX) or (found := now.get(start.family)) is None:
+            continue
+        before, after = start.value / start.multiplier, found.value / found.multiplier
+        out.append(
+            ScaleDrift(
+                family=start.family,
+                before=before,
+                after=after,
+                at_start=before,
+                attempts=found.attempts,
+                alarm=abs(after - before) / before > limit,
+            )
+        )
+    return tuple(out)
+
+
 class OnlineScales:
     """D ← (1−α)D + α·Q(batch | f), optionally, instead of scales frozen for a phase (spec §4.5).
 

@@ -89,6 +89,18 @@ class RewardAudit:
                 }
 
 
+def histogram(audit: RewardAudit, formula: FormulaAudit, *, bins: int = 48) -> dict[str, list[float]]:
+    """Passes and failures by reward, in equal bins from 0 to the largest reward of any formula, so that they compare."""
+    high = max(1.0, *(float(f.rewards.max()) for f in audit.formulas))
+    edges = np.linspace(0.0, high, bins + 1)
+    strict = audit.outcomes.strict
+    return {
+        "edges": edges.tolist(),
+        "passed": np.histogram(formula.rewards[strict], edges)[0].tolist(),
+        "failed": np.histogram(formula.rewards[~strict], edges)[0].tolist(),
+    }
+
+
 def rescore(outcomes: Outcomes, models: Mapping[str, RewardModel]) -> RewardAudit:
     """Re-scores a fixed set under every formula of `models` (label → formula), overall and per family (spec §4.4).
 

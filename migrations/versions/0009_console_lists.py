@@ -15,6 +15,7 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("trajectory", sa.Column("trained_on", sa.String(), nullable=True))
+    op.create_index("ix_audit_set_digest", "audit", ["set_digest"], unique=False)
     op.create_index(
         "ix_trajectory_suspicious",
         "trajectory",
@@ -26,4 +27,5 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.drop_index("ix_trajectory_suspicious", table_name="trajectory")
+    op.drop_index("ix_audit_set_digest", table_name="audit")
     op.drop_column("trajectory", "trained_on")

@@ -137,7 +137,7 @@ class Audit(SQLModel, table=True):
     cycle_id: int | None = Field(default=None, foreign_key="cycle.id", index=True)
     stage_id: int | None = Field(default=None, foreign_key="stage.id", index=True)
     selection: dict[str, Any] = Field(default_factory=dict, sa_type=JSONB)  # which trajectories
-    set_digest: str = ""  # SHA-256 over their sorted ids and outcomes
+    set_digest: str = Field(default="", index=True)  # SHA-256 over their sorted ids and outcomes
     formulas: list[dict[str, Any]] = Field(default_factory=list, sa_type=JSONB)
     result: dict[str, Any] = Field(default_factory=dict, sa_type=JSONB)
     artifact: str | None = None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
-from sqlalchemy import Select, String, func, or_, select, text, type_coerce
+from sqlalchemy import Select, String, func, literal_column, or_, select, text, type_coerce
 from sqlmodel import col
 
 from orchestrator import models as m
@@ -32,6 +33,28 @@ OUTCOMES = (
     "duration_s",
 )
 VERDICTS = {v.value: v for v in Verdict}
+
+
+class AuditLine(NamedTuple):
+    """An audit as a list shows it."""
+
+    id: int
+    name: str
+    set_digest: str
+    created_by: str
+    created_at: datetime
+    selection: Mapping[str, Any]
+    labels: Sequence[str]
+    verdicts: int
+    masked: int
+
+    @property
+    def scales(self) -> str:
+        return str(self.selection.get("scales", ""))
+
+    @property
+    def recalibrated(self) -> bool:
+        return bool(self.selection.get("recalibrated"))
 
 
 class AnalysisQueries(Repository):
@@ -200,6 +223,41 @@ class AnalysisQueries(Repository):
             for checkpoint, end, count in session.execute(query).tuples():
                 found.setdefault(checkpoint or 0, {})[end] = count
         return found
+
+    def audit_page(
+        self, *, cycle_id: int | None = None, set_digest: str = "", before: int | None = None, limit: int = 50
+    ) -> Page[AuditLine]:
+        """Audits, newest first, without their results; with `set_digest` those that re-scored the same attempts."""
+        own = m.Audit
+        result = col(own.result)
+        query = select(
+            *(getattr(own, name) for name in ("id", "name", "set_digest", "created_by", "created_at", "selection")),
+            func.jsonb_path_query_array(col(own.formulas), literal_column("'$[*].label'::jsonpath")),
+            result["verdicts"],
+            result["masked"],
+        )
+        if cycle_id is not None:
+            query = query.where(col(own.cycle_id) == cycle_id)
+        if set_digest:
+            query = query.where(col(own.set_digest) == set_digest)
+        if before is not None:
+            query = query.where(col(own.id) < before)
+        with self._session() as session:
+            rows = session.execute(query.order_by(col(own.id).desc()).limit(limit + 1)).tuples().all()
+        return page([AuditLine(*row) for row in rows], limit, "id")
+
+    def profiled_stages(self, *, limit: int = 200) -> list[tuple[str, str]]:
+        """(CYCLE/STAGE, in words) of the newest stages that have profiled family scales."""
+        query = (
+            select(col(m.Stage.cycle_id), col(m.Stage.name), func.max(col(m.Profile.id)))
+            .join(m.Profile, col(m.Profile.stage_id) == col(m.Stage.id))
+            .where(col(m.Stage.arm) == "main")
+            .group_by(col(m.Stage.cycle_id), col(m.Stage.name))
+            .order_by(func.max(col(m.Profile.id)).desc())
+            .limit(limit)
+        )
+        with self._session() as session:
+            return [(f"{c}/{name}", f"cycle {c}, {name}") for c, name, _ in session.execute(query).tuples()]
 
 
 def _record(row: m.Evaluation, tasks: Sequence[TaskScore], resources: Mapping[str, Any]) -> EvaluationDone:

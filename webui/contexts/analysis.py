@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from orchestrator import models as m
-from orchestrator.compare_tables import FourSuites, Group, MatrixRow, Setting
-from stages.comparison import Comparison, Flag
-from stages.statistics import Optimism
+from orchestrator.compare_tables import Comparison, Flag, FourSuites, Group, MatrixRow, Optimism, Setting
+from orchestrator.store.analysis_queries import AuditLine
 from webui.contexts import Choice, CurveTable, Fact, PageContext
 
 
@@ -186,7 +185,7 @@ class TokensContext(PageContext):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditsContext(PageContext):
     template: ClassVar[str] = "audits.html"
-    rows: Sequence[m.Audit]
+    rows: Sequence[AuditLine]
     same: Mapping[str, int]  # set digest -> how many of the shown audits re-scored it
     cycle: int | None
     next_href: str
@@ -217,7 +216,7 @@ class AuditContext(PageContext):
     calibrations: Sequence[Mapping[str, Any]]
     drift: Sequence[Mapping[str, Any]]
     downloads: Sequence[Download]
-    others: Sequence[m.Audit]  # of the same set
+    others: Sequence[AuditLine]  # of the same set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

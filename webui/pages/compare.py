@@ -12,11 +12,10 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Red
 from orchestrator import compare_tables as t
 from orchestrator import comparison_rows, comparisons, exports
 from orchestrator import models as m
+from orchestrator.compare_tables import Convention, Flag, FlagKind
 from orchestrator.store import Store
 from orchestrator.store.analysis_queries import AnalysisQueries
-from stages.comparison import Convention, Flag, FlagKind
 from stages.errors import ConfigError, StoreError
-from stages.reference_rows import FOUR_SUITES
 from webui import urls
 from webui.access import Action, needs
 from webui.charts.analysis import scores_figure
@@ -139,7 +138,7 @@ def compare(
         differences=_differences(report, columns),
         references=report.references if view is View.SCORES else [],
         four=[(c, four[c.id]) for c in columns if c.id in four],
-        four_names=FOUR_SUITES,
+        four_names=t.FOUR_NAMES,
         rows=shown[start : start + TASKS],
         row_count=len(shown),
         flips_only=here.choice("1", "flips only", flips, flips=None if flips else 1, start=None),

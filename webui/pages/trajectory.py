@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from orchestrator import models as m
 from webui import formats, urls
@@ -22,12 +22,19 @@ LONG_CHARS, LONG_LINES = 1200, 16  # a longer observation starts folded
 
 @router.get("/trajectories/{trajectory_id}", response_class=HTMLResponse)
 def trajectory(
-    request: Request, trajectory_id: str, first: Annotated[int, Query(ge=0, le=MAX_ID)] = 0, q: str = ""
-) -> HTMLResponse:
-    """`first`: index of the first turn shown. `q`: words to look for in commands and observations."""
+    request: Request,
+    trajectory_id: str,
+    first: Annotated[int, Query(ge=0, le=MAX_ID)] = 0,
+    turn: Annotated[int | None, Query(ge=0, le=MAX_ID)] = None,
+    q: str = "",
+) -> Response:
+    """`first`: index of the first turn shown. `turn`: the page that holds it. `q`: words to look for in all turns."""
     store, queries = store_of(request), queries_of(request)
     if queries.trajectory(trajectory_id) is None:
         raise missing(f"trajectory {trajectory_id[:60]}")
+    if turn is not None:
+        here = urls.trajectory(trajectory_id, turn=turn, first=turn // TURNS * TURNS, q=q)
+        return RedirectResponse(here, status_code=303)
     detail = store.trajectories.detail(trajectory_id, first_turn=first, turns=TURNS)
     row = detail.trajectory
     written = queries.runbooks_from(trajectory_id)
@@ -90,9 +97,13 @@ def _turns(rows: Sequence[m.Turn], cited: set[int], hits: set[int]) -> list[Turn
     return views
 
 
+def _task_href(row: m.Trajectory) -> str:
+    return urls.task(row.suite, row.task_id) if row.suite else urls.trajectories(task=row.task_id)
+
+
 def _facts(row: m.Trajectory) -> list[Fact]:
     facts = [
-        Fact(label="Task", value=row.task_id, href=urls.trajectories(task=row.task_id, suite=row.suite), mono=True),
+        Fact(label="Task", value=row.task_id, href=_task_href(row), mono=True),
         Fact(label="Suite", value=row.suite or "—", href=urls.trajectories(suite=row.suite) if row.suite else ""),
         Fact(label="Family", value=row.family, href=urls.trajectories(family=row.family)),
         Fact(label="Stratum", value=row.stratum.value),

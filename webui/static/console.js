@@ -35,8 +35,7 @@
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       hoverlabel: { bgcolor: colour("--sheet"), bordercolor: rule, font: { color: ink } },
-      xaxis: axis(layout.xaxis),
-      yaxis: axis(layout.yaxis),
+      ...Object.fromEntries(Object.keys(layout).filter((key) => /^[xy]axis/.test(key)).map((key) => [key, axis(layout[key])])),
     };
   };
 
@@ -108,6 +107,8 @@
       });
     }
     const target = location.hash && document.getElementById(location.hash.slice(1));
+    const turn = Number(/^#t(\d+)$/.exec(location.hash)?.[1] ?? NaN);
+    if (!target && turn < Number(holder.dataset.turns)) { location.replace(`${location.pathname}?turn=${turn}`); return; }
     if (target) { // opened folds have moved it, and turns are laid out only when they come into view: go there twice
       requestAnimationFrame(() => { target.scrollIntoView(); setTimeout(() => target.scrollIntoView(), 120); });
     }
