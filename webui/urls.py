@@ -166,6 +166,18 @@ def token_view(trajectory_id: str, *, turn: int = 0, by: str = "") -> str:
     return _query(f"/trajectories/{quote(trajectory_id, safe='')}/tokens", turn=str(turn), by=by)
 
 
+def experiments(*, before: int | None = None) -> str:
+    return _query("/experiments", before=before)
+
+
+def experiment(experiment_id: int | None) -> str:
+    return f"/experiments/{experiment_id}"
+
+
+def experiment_file(experiment_id: int | None, kind: str) -> str:
+    return f"/experiments/{experiment_id}/report.{kind}"
+
+
 def audits(*, cycle: int | None = None, before: int | None = None) -> str:
     return _query("/audits", cycle=cycle, before=before)
 

@@ -235,6 +235,7 @@ def opened(settings: Settings) -> Iterator[Store]:
         schema.upgrade(url)
         yield store
     finally:
+        needed = not ours or control.look(settings) is not None or store.experiments.others()  # others came meanwhile
         store.close()
-        if ours and control.look(settings) is None:  # `rsi up` may have taken it over meanwhile
+        if not needed:
             postgres.stop(settings.home)

@@ -123,6 +123,23 @@ class Experiments(Repository):
                     connection.execute(text("SELECT pg_advisory_unlock(:space, :cycle)"), lock)
                     connection.commit()
 
+    def others(self) -> int:
+        """Connections to this database that are not this process's. Closes ours."""
+        engine = self._store.engine
+        engine.dispose()
+        try:
+            with engine.connect() as connection:
+                return int(
+                    connection.execute(
+                        text(
+                            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+                            "AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+                        )
+                    ).scalar_one()
+                )
+        finally:
+            engine.dispose()
+
     # ----------------------------------------------------------------- what was spent
 
     def attempts_of(self, cycle_ids: Sequence[int]) -> Sequence[Spent]:
