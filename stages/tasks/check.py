@@ -18,7 +18,7 @@ from stages.errors import TaskError
 from stages.tasks.digests import read_folder
 from stages.tasks.dockerfile import base_images, copies, is_pinned, parse
 from stages.tasks.harbor import legacy_keys, read_task
-from stages.tasks.needs import needs
+from stages.tasks.needs import image_of, needs
 from stages.tasks.schema import TaskToml, key_line, parse_task_toml, unknown_keys
 from stages.tasks.steps import read_steps
 
@@ -248,7 +248,7 @@ def _images(content: Mapping[str, bytes], problem: _Make) -> Iterator[Problem]:
 
 
 def _sandbox(content: Mapping[str, bytes], config: TaskToml, problem: _Make) -> Iterator[Problem]:
-    for need in needs(content, config):
+    for need in needs(content, config, image_of(content, config)):
         yield problem(
             Severity.NOTE, "needs-docker", need.path, need.line, f"{need.reason}: not in the bubblewrap backend"
         )

@@ -15,6 +15,7 @@ MAX_FILE_BYTES = 16 << 20
 MAX_FOLDER_BYTES = 64 << 20
 """Largest sum over a task folder."""
 MAX_FOLDER_FILES = 2000
+MAX_FOLDER_DEPTH = 32
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:
@@ -36,6 +37,10 @@ def read_folder(folder: Path) -> dict[str, bytes]:
                 for entry in entries:
                     relative = f"{prefix}{entry.name}"
                     if entry.is_dir(follow_symlinks=False):
+                        if relative.count("/") >= MAX_FOLDER_DEPTH:
+                            raise TaskError(
+                                f"{folder / relative}: more than {MAX_FOLDER_DEPTH} folders deep: flatten it"
+                            )
                         pending.append(relative + "/")
                         continue
                     content = _read_entry(entry, folder / relative, real_root)

@@ -13,8 +13,8 @@ from stages.backends.sandbox.environment import is_reserved
 from stages.domain import CheckRole, CheckSpec, Limits, Stratum, Task
 from stages.errors import TaskError
 from stages.tasks.digests import digest_files, folder_digest, read_folder, suite_digest
-from stages.tasks.dockerfile import workspace
-from stages.tasks.needs import needs
+from stages.tasks.dockerfile import Workspace
+from stages.tasks.needs import image_of, needs
 from stages.tasks.schema import LEGACY_KEYS, Environment, TaskToml, key_line, megabytes, parse_task_toml, unknown_keys
 from stages.tasks.write import MANIFEST
 
@@ -80,7 +80,10 @@ def read_task(
     def env(table: str, values: Mapping[str, str], *, verifier: bool = False) -> dict[str, str]:
         return _env(str(config_path), text, table, values, verifier=verifier)
 
-    files, workdir, image_env = _workspace(folder, content, config.environment)
+    if "environment/Dockerfile" in content:
+        _text(folder, content, "environment/Dockerfile")
+    built = image_of(content, config)
+    files, workdir = _workspace(folder, content, config.environment, built)
     if "tests/test.sh" not in content:
         raise TaskError(f"{folder / 'tests/test.sh'}: missing: a task without a verifier cannot be scored")
     ids = [row.id for row in own.manifest]
@@ -105,11 +108,11 @@ def read_task(
         verifier_timeout_s=config.verifier.timeout_sec,
         nop_progress=own.nop_progress,
         categories=tuple(own.categories) or _categories(config),
-        env=image_env | env("environment", config.environment.env),
+        env=dict(built.env if built else {}) | env("environment", config.environment.env),
         verifier_env=env("verifier", config.verifier.env, verifier=True),
         solution_env=env("solution", config.solution.env),
         rootfs=own.rootfs or "",
-        needs_docker=tuple(str(need) for need in needs(content, config)),
+        needs_docker=tuple(str(need) for need in needs(content, config, built)),
     )
 
 
@@ -187,18 +190,14 @@ def _instruction(folder: Path, content: Mapping[str, bytes]) -> str:
 
 
 def _workspace(
-    folder: Path, content: Mapping[str, bytes], environment: Environment
-) -> tuple[dict[str, bytes], str, dict[str, str]]:
-    prefix = "environment/"
-    context = {path[len(prefix) :]: data for path, data in content.items() if path.startswith(prefix)}
-    if "Dockerfile" in context:
-        built = workspace(_text(folder, content, "environment/Dockerfile"), context)
+    folder: Path, content: Mapping[str, bytes], environment: Environment, built: Workspace | None
+) -> tuple[dict[str, bytes], str]:
+    if built is not None:
         workdir = environment.workdir or built.workdir
-        same = workdir == built.workdir
-        return (dict(built.files) if same else {}), workdir, dict(built.env)
-    if not environment.docker_image and "docker-compose.yaml" not in context:
+        return (dict(built.files) if workdir == built.workdir else {}), workdir
+    if not environment.docker_image and "environment/docker-compose.yaml" not in content:
         raise TaskError(f"{folder / 'environment/Dockerfile'}: missing: write one, or set docker_image in task.toml")
-    return {}, environment.workdir or str(_DEFAULT["workdir"]), {}
+    return {}, environment.workdir or str(_DEFAULT["workdir"])
 
 
 def _env(where: str, text: str, table: str, values: Mapping[str, str], *, verifier: bool) -> dict[str, str]:

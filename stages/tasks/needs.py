@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stages.backends.sandbox.layout import read_only_place
-from stages.tasks.dockerfile import workspace
+from stages.tasks.dockerfile import Workspace, workspace
 from stages.tasks.schema import TaskToml, key_line
 
 _DOCKERFILE = "environment/Dockerfile"
@@ -25,22 +25,29 @@ class Need:
         return f"{self.reason} ({self.path} line {self.line})"
 
 
-def needs(content: Mapping[str, bytes], config: TaskToml) -> list[Need]:
-    """Why only the Docker backend can run a task as it is meant; empty when bubblewrap can, too.
+def image_of(content: Mapping[str, bytes], config: TaskToml) -> Workspace | None:
+    """What `environment/Dockerfile` makes of its context; None without one.
 
     A task that names a prepared root filesystem (`rootfs` in [metadata.terminal_rsi]) says that it holds what RUN would install.
     """
-    text = content.get("task.toml", b"").decode("utf-8", "replace")
+    if _DOCKERFILE not in content:
+        return None
     context = {n.removeprefix("environment/"): d for n, d in content.items() if n.startswith("environment/")}
-    prepared = config.metadata.terminal_rsi.rootfs is not None
+    text = content[_DOCKERFILE].decode("utf-8", "replace")
+    return workspace(text, context, prepared=config.metadata.terminal_rsi.rootfs is not None)
+
+
+def needs(content: Mapping[str, bytes], config: TaskToml, built: Workspace | None) -> list[Need]:
+    """Why only the Docker backend can run a task as it is meant; empty when bubblewrap can, too. `built`: of `image_of`."""
+    text = content.get("task.toml", b"").decode("utf-8", "replace")
+    context = [n.removeprefix("environment/") for n in content if n.startswith("environment/")]
     found = [
         Need(path=f"environment/{name}", line=1, reason="several services (a compose file)")
         for name in context
         if re.fullmatch(r"(docker-)?compose\.ya?ml", name)
     ]
     workdir = config.environment.workdir
-    if "Dockerfile" in context:
-        built = workspace(context["Dockerfile"].decode("utf-8", "replace"), context, prepared=prepared)
+    if built is not None:
         found += [Need(path=_DOCKERFILE, line=line, reason=reason) for line, reason in built.unsupported]
         workdir = workdir or built.workdir
         if workdir != built.workdir:
@@ -48,11 +55,11 @@ def needs(content: Mapping[str, bytes], config: TaskToml) -> list[Need]:
             found.append(
                 Need(path="task.toml", line=line, reason=f"workdir {workdir} is not the Dockerfile's {built.workdir}")
             )
-    elif config.environment.docker_image and not prepared:
+    elif config.environment.docker_image and config.metadata.terminal_rsi.rootfs is None:
         line = key_line(text, ("environment", "docker_image"))
         found.append(Need(path="task.toml", line=line, reason=f"the image {config.environment.docker_image}"))
     if workdir and read_only_place(workdir):
-        where = _DOCKERFILE if "Dockerfile" in context and not config.environment.workdir else "task.toml"
+        where = _DOCKERFILE if built is not None and not config.environment.workdir else "task.toml"
         line = 1 if where == _DOCKERFILE else key_line(text, ("environment", "workdir"))
         found.append(Need(path=where, line=line, reason=f"the workspace {workdir} lies in system files"))
     return found

@@ -185,7 +185,11 @@ def parse_task_toml(text: str, where: str) -> TaskToml:
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise TaskError(f"{where}: not valid TOML: {error}") from error
+        line = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
+        place = line[1] if line else text.count("\n") + 1  # at the end of the document
+        raise TaskError(f"{where}:{place}: not valid TOML: {error}") from error
+    except RecursionError as error:
+        raise TaskError(f"{where}: lists or tables nested too deep to be read") from error
     try:
         return TaskToml.model_validate(raw)
     except ValidationError as error:

@@ -115,6 +115,8 @@ def _read_yaml(source: Path, content: Mapping[str, bytes]) -> _TaskYaml:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         raise TaskError(f"{where}{line}: not valid YAML: {getattr(error, 'problem', error)}") from error
+    except RecursionError as error:
+        raise TaskError(f"{where}: nested too deep to be read") from error
     except ValidationError as error:
         first = error.errors()[0]
         raise TaskError(f"{where}: {'.'.join(str(part) for part in first['loc']) or 'file'}: {first['msg']}") from error
@@ -134,7 +136,7 @@ def _compose(source: Path, content: Mapping[str, bytes]) -> tuple[str, bytes | N
         build = main.get("build", {})
         context = build.get("context", ".") if isinstance(build, dict) else str(build)
         alone = len(services) == 1 and set(data) <= {"services", "version"} and set(main) <= _PLAIN_SERVICE
-    except (yaml.YAMLError, KeyError, TypeError, AttributeError, StopIteration) as error:
+    except (yaml.YAMLError, KeyError, TypeError, AttributeError, StopIteration, RecursionError) as error:
         raise TaskError(f"{where}: cannot be read: {type(error).__name__}: {error}") from error
     prefix = "" if context in (".", "./", "") else context.removeprefix("./").rstrip("/") + "/"
     return prefix, None if alone else content["docker-compose.yaml"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ ON_DOCKER = frozenset(
         "test_verdicts",
         "test_agent_is_dead_before_the_tests_run",
         "test_breaking_the_verifier_does_not_pay",
+        "test_environment_of_shell_and_scripts",
     }
 )
 
@@ -103,19 +105,69 @@ def test_a_missing_or_skipped_check_has_not_passed(machine: Machine, tmp_path: P
         ("echo 1 > /logs/verifier/reward.txt; exit 1", Verdict.FAILED),
         ("echo '{\"reward\": 1.0}' > /logs/verifier/reward.json; echo 0 > /logs/verifier/reward.txt", Verdict.PASSED),
         ('echo \'{"a": 1, "b": 0}\' > /logs/verifier/reward.json', Verdict.FAILED),
-        ("echo nan > /logs/verifier/reward.txt", Verdict.VERIFIER_ERROR),
-        ("echo '{\"reward\": NaN}' > /logs/verifier/reward.json", Verdict.VERIFIER_ERROR),
-        ("echo '{\"reward\": true}' > /logs/verifier/reward.json", Verdict.VERIFIER_ERROR),
-        ("echo '{]' > /logs/verifier/ctrf.json", Verdict.VERIFIER_ERROR),
-        ("printf '\\377\\376' > /logs/verifier/reward.txt", Verdict.VERIFIER_ERROR),
-        ("kill -9 $$; exit 127", Verdict.VERIFIER_ERROR),
-        ("sleep 50", Verdict.VERIFIER_ERROR),
+        ("head -c 1G /dev/zero; echo 1 > /logs/verifier/reward.txt", Verdict.PASSED),
+        ("printf '\\377\\376\\n'; echo 0 > /logs/verifier/reward.txt", Verdict.FAILED),
     ],
 )
 def test_result_files_without_a_manifest(machine: Machine, tmp_path: Path, test_sh: str, verdict: Verdict) -> None:
+    with machine.box(make_task(tmp_path, test_sh=test_sh, checks=(), verifier_timeout_s=60.0)) as box:
+        report = box.verify()
+    assert report.verdict is verdict
+    assert len(report.log) < 70_000
+
+
+DEEP = "printf '[%.0s' {1..100000}"
+UNUSABLE = {  # what the verifier does -> what is said of it
+    "echo nan > /logs/verifier/reward.txt": "reward.txt is not one finite number",
+    "echo inf > /logs/verifier/reward.txt": "reward.txt is not one finite number",
+    "echo 1e999 > /logs/verifier/reward.txt": "reward.txt is not one finite number",
+    "echo passed > /logs/verifier/reward.txt": "reward.txt is not one finite number",
+    "echo 1 1 > /logs/verifier/reward.txt": "reward.txt is not one finite number",
+    ": > /logs/verifier/reward.txt": "reward.txt is not one finite number",
+    "printf '\\377\\376' > /logs/verifier/reward.txt": "reward.txt is not one finite number",
+    "mkdir /logs/verifier/reward.txt": "reward.txt is not a plain file",
+    "mkdir /logs/verifier/reward.json": "reward.json is not a plain file",
+    "head -c 5M /dev/zero > /logs/verifier/reward.json": "reward.json is not a plain file of sane size",
+    "echo '{\"reward\": NaN}' > /logs/verifier/reward.json": "reward.json cannot be used",
+    "echo '{\"reward\": -Infinity}' > /logs/verifier/reward.json": "reward.json cannot be used",
+    "echo '{\"reward\": true}' > /logs/verifier/reward.json": "reward.json cannot be used",
+    'echo \'{"reward": "1"}\' > /logs/verifier/reward.json': "reward.json cannot be used",
+    'echo \'{"reward": {"a": 1}}\' > /logs/verifier/reward.json': "reward.json cannot be used",
+    "echo '[1]' > /logs/verifier/reward.json": "reward.json cannot be used",
+    f"{DEEP} > /logs/verifier/reward.json": "reward.json cannot be used",
+    "echo '{]' > /logs/verifier/ctrf.json": "ctrf.json is not a CTRF report",
+    'echo \'{"results": {"tests": [{"name": "a"}]}}\' > /logs/verifier/ctrf.json': "ctrf.json is not a CTRF report",
+    f"{DEEP} > /logs/verifier/ctrf.json": "ctrf.json is not a CTRF report",
+    "exit 137": "ended by a signal",
+    "exit 127": "could not run",
+    "sleep 50": "did not end within its time limit",
+}
+
+
+@pytest.mark.parametrize("test_sh", UNUSABLE)
+def test_results_that_mean_nothing_give_no_verdict(machine: Machine, tmp_path: Path, test_sh: str) -> None:
+    """Nor on a pristine image: the verifier itself is at fault, is named, and the attempt is masked, never scored."""
     limit = 0.7 if "sleep" in test_sh else 30.0
     with machine.box(make_task(tmp_path, test_sh=test_sh, checks=(), verifier_timeout_s=limit)) as box:
-        assert box.verify().verdict is verdict
+        report = box.verify()
+    assert report.verdict is Verdict.VERIFIER_ERROR
+    assert UNUSABLE[test_sh] in report.log.rpartition("[no verdict: ")[2]
+
+
+def test_environment_of_shell_and_scripts(machine: Machine, tmp_path: Path) -> None:
+    sh = 'echo "$SHARED|$OURS|$HIDDEN|$PATH|$LD_PRELOAD"; [ "$OURS" = tests ] && [ "$(cat said)" = "a  b||solved" ]'
+    task = replace(
+        make_task(tmp_path, test_sh=sh, checks=(), solve_sh='echo "$SHARED|$OURS|$HIDDEN" > said'),
+        env={"SHARED": "a  b", "PATH": "/app/bin:/usr/bin:/bin", "LD_PRELOAD": "/app/x.so"},
+        verifier_env={"OURS": "tests"},
+        solution_env={"HIDDEN": "solved"},
+    )
+    with machine.box(task) as box:
+        assert box.say('echo "$SHARED|$OURS|$HIDDEN|$PATH"', 20).endswith("a  b|||/app/bin:/usr/bin:/bin")
+        machine.wait(box.sandbox.run_solution())  # type: ignore[attr-defined]
+        report = box.verify()
+    assert report.verdict is Verdict.PASSED, report
+    assert "a  b|tests||/opt/rsi/bin:/usr/sbin:/usr/bin:/sbin:/bin|\n" in report.log
 
 
 def test_breaking_the_verifier_does_not_pay(machine: Machine, tmp_path: Path) -> None:

@@ -139,7 +139,10 @@ BROKEN = {
     "no toml": ({"task.toml": None}, r"t/task\.toml: missing"),
     "no verifier": ({"tests/test.sh": None}, r"t/tests/test\.sh: missing"),
     "no environment": ({"task.toml": "[environment]\n"}, r"environment/Dockerfile: missing"),
-    "not toml": ({"task.toml": "[metadata\nx = 1\n"}, r"t/task\.toml: not valid TOML: .*line 1"),
+    "not toml": ({"task.toml": "[metadata\nx = 1\n"}, r"t/task\.toml:1: not valid TOML: .*line 1"),
+    "unfinished toml": ({"task.toml": "[metadata]\nx = [1,\n"}, r"t/task\.toml:3: not valid TOML"),
+    "deep toml": ({"task.toml": "x = " + "[" * 20_000}, r"t/task\.toml: lists or tables nested too deep"),
+    "deep folder": ({"tests/" + "d/" * 40 + "x": ""}, r"t/tests/d/d/.*: more than 32 folders deep"),
     "text for a number": ({"task.toml": "[agent]\n\ntimeout_sec = '5'\n"}, r"task\.toml:3: agent\.timeout_sec"),
     "negative limit": ({"task.toml": "[environment]\nmemory_mb = -1\n"}, r"task\.toml:2: environment\.memory_mb"),
     "bad stratum": (

@@ -20,6 +20,7 @@ from stages.backends.sandbox.channel import Channel
 from stages.backends.sandbox.conversation import Outcome, command_line
 from stages.backends.sandbox.environment import AGENT_ENV, script_env
 from stages.backends.sandbox.evidence import ResultWatch, find_forbidden_links, find_planted
+from stages.backends.sandbox.fork import copy_tree, standing_still
 from stages.backends.sandbox.layout import UPPER, jail_options, overlaid
 from stages.backends.sandbox.shell import Shell
 from stages.backends.sandbox.spawn import COMMAND_FD, REPORT_FD, Jail, Reaper
@@ -148,8 +149,31 @@ class Attempt:
                     os.write(fd, content)
                 finally:
                     os.close(fd)
-        self._shell = Shell(self._start_agent, workdir=spec["workdir"], output_bytes=spec["output_bytes"])
+        await self.start_shell()
+
+    async def start_shell(self) -> None:
+        """The agent's shell on the workspace as it is: at first, and again after the solution of one of several steps."""
+        self._shell = Shell(self._start_agent, workdir=self._spec["workdir"], output_bytes=self._spec["output_bytes"])
+        self._agent_over = False
         await self._shell.begin()
+
+    async def adopt(self, other: Attempt) -> None:
+        """Instead of `open`: the state of another attempt, whose agent stands still meanwhile. Here no agent ever acts."""
+        self._agent_over = True
+        self._group = self._cgroups.group(
+            self._name, memory_mb=self._spec["memory_mb"], pids=self._spec["pids"] + 8, cpus=self._spec["cpus"]
+        )
+        async with other._lock, standing_still(other._shell.jail if other._shell else None):
+            source, target = other._workspace(), self._workspace()
+            try:
+                await copy_tree(source, target)
+            finally:
+                os.close(source)
+                os.close(target)
+
+    def _workspace(self) -> int:
+        with self._world:
+            return os.open("/ws", os.O_RDONLY | os.O_DIRECTORY)
 
     async def run(self, command: bytes, timeout_s: float) -> Outcome:
         async with self._lock:
@@ -159,26 +183,27 @@ class Attempt:
                 )
             return await self._shell.run(command, timeout_s)
 
-    async def script(self, kind: str, timeout_s: float) -> tuple[dict[str, Any], bytes]:
+    async def script(self, kind: str, timeout_s: float, bundle: Bundle | None = None) -> tuple[dict[str, Any], bytes]:
         """Run `/tests/test.sh` ("tests") or `/solution/solve.sh` ("solution") in a fresh jail on the workspace.
 
         The agent's jail is ended first, for good. Answers exit code (None: timed out), the three result files' sizes (or
-        "absent", "strange") and, as blob, log + channel + results.
+        "absent", "strange") and, as blob, log + channel + results. `bundle`: another task's, for one of several steps.
         """
         async with self._lock:
             await self._end_agent()
+            bundle = bundle or self._bundle
             began = time.monotonic()
             evidence = self._evidence()
             results_fd = self._fresh_logs()
             capture, channel, watch = Capture(_LOG_BYTES), Channel(), ResultWatch(f"/proc/self/fd/{results_fd}")
             try:
-                code = await self._run_script(kind, timeout_s, capture, channel)
+                code = await self._run_script(bundle, kind, timeout_s, capture, channel)
                 results = [_read_plain(results_fd, name) for name in _RESULTS]
             finally:
                 os.close(results_fd)
                 said = channel.finish()
                 rewritten = watch.finish()
-            intact = tree_digest(f"{self._bundle.root}/{kind}") == self._bundle.digests[kind]
+            intact = tree_digest(f"{bundle.root}/{kind}") == bundle.digests[kind]
             log, _ = capture.result()
             head = {
                 "exit_code": code,
@@ -252,13 +277,15 @@ class Attempt:
                 os.mkdir(f"/vlogs/{name}")
             return os.open("/vlogs/verifier", os.O_RDONLY | os.O_DIRECTORY)
 
-    async def _run_script(self, kind: str, timeout_s: float, capture: Capture, channel: Channel) -> int | None:
+    async def _run_script(
+        self, bundle: Bundle, kind: str, timeout_s: float, capture: Capture, channel: Channel
+    ) -> int | None:
         loop = asyncio.get_running_loop()
         out_r, out_w = os.pipe()
         os.set_blocking(out_r, False)
         name = {"tests": "test.sh", "solution": "solve.sh"}[kind]
         options = [
-            *self._jail_options, "--bind", "/vlogs", "/logs", "--ro-bind", f"{self._bundle.root}/{kind}", f"/{kind}",
+            *self._jail_options, "--bind", "/vlogs", "/logs", "--ro-bind", f"{bundle.root}/{kind}", f"/{kind}",
             "--ro-bind", tools_of(self._spec["rootfs"]), "/opt/rsi", "--remount-ro", "/", "--as-pid-1", "--chdir", self._spec["workdir"],
         ]  # fmt: skip
         try:

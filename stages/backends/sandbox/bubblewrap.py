@@ -120,7 +120,16 @@ class BubblewrapBackend:
         """A fresh sandbox with the task's files. Raises TaskError for a folder that cannot be used, SandboxError for us."""
         return await self._open_with(task, self._semaphore())
 
-    async def _open_with(self, task: Task, places: asyncio.Semaphore) -> BubblewrapSandbox:
+    async def copy_of(self, sandbox: BubblewrapSandbox, task: Task) -> BubblewrapSandbox:
+        """A sandbox of `task` without an agent, in the present state of another one."""
+        return await self._open_with(task, asyncio.Semaphore(1), copy_of=sandbox.sid)
+
+    async def step_bundle(self, task: Task) -> TaskBundle:
+        if self._link is None:
+            raise SandboxError("the sandbox backend is not started; call start() first")
+        return await self._hand_over(self._link, task)
+
+    async def _open_with(self, task: Task, places: asyncio.Semaphore, copy_of: str = "") -> BubblewrapSandbox:
         if self._link is None:
             raise SandboxError("the sandbox backend is not started; call start() first")
         if task.needs_docker:
@@ -146,7 +155,7 @@ class BubblewrapBackend:
             raise
         self._alive.add(sandbox)
         try:
-            await sandbox.begin()
+            await sandbox.begin(copy_of)
         except BaseException:  # a cancelled open too: nothing of it may stay
             sandbox.forget()
             self._link.post({"op": "close", "sid": sandbox.sid})
@@ -252,7 +261,7 @@ class BubblewrapSandbox:
     def key(self) -> str:
         return self._bundle.key
 
-    async def begin(self) -> None:
+    async def begin(self, copy_of: str = "") -> None:
         limits = self._task.limits
         spec = {
             "workdir": self._task.workdir,
@@ -267,7 +276,8 @@ class BubblewrapSandbox:
             "solution_env": dict(self._task.solution_env),
             "rootfs": self._rootfs.name if self._rootfs else "",
         }
-        await self._link.call({"op": "open", "sid": self.sid, "key": self._bundle.key, "spec": spec})
+        source = {"from": copy_of} if copy_of else {}
+        await self._link.call({"op": "open", "sid": self.sid, "key": self._bundle.key, "spec": spec, **source})
 
     async def run(self, command: str, *, timeout_s: float | None = None) -> CommandResult:
         """One command in the persistent bash. Raises SandboxError when the sandbox itself fails or has ended."""
@@ -299,11 +309,28 @@ class BubblewrapSandbox:
         """The verifier's word on the present state, without the question whose fault a missing verdict is."""
         return (await self._judge())[0]
 
-    async def run_solution(self) -> CommandResult:
-        """Run the task's `solution/solve.sh` in a fresh jail on the workspace (the `oracle` agent). Ends the agent's shell."""
-        if not any(path == "solve.sh" for path, _, _ in self._bundle.trees["solution"]):
-            raise TaskError(f"task {self._task.id}: {self._task.root / 'solution' / 'solve.sh'} is missing")
-        head, blob = await self._script("solution", self._task.agent_timeout_s)
+    async def check(self, step: Task) -> VerifierReport:
+        """`step`'s verifier on a copy of the present state, made while the agent's processes stand still; they go on afterwards.
+
+        Nothing of the verifier comes into this sandbox, before or after.
+        """
+        copy = await self._backend.copy_of(self, step)
+        try:
+            return await copy.verify()
+        finally:
+            await copy.close()
+
+    async def run_solution(self, step: Task | None = None) -> CommandResult:
+        """Run the task's `solution/solve.sh` in a fresh jail on the workspace (the `oracle` agent). Ends the agent's shell.
+
+        `step`: that step's solution instead; then a new shell is there for what follows.
+        """
+        task, bundle = (self._task, self._bundle) if step is None else (step, await self._backend.step_bundle(step))
+        if not any(path == "solve.sh" for path, _, _ in bundle.trees["solution"]):
+            raise TaskError(f"task {task.id}: {task.root / 'solution' / 'solve.sh'} is missing")
+        head, blob = await self._script("solution", task.agent_timeout_s, bundle.key)
+        if step is not None:
+            await self._link.call({"op": "shell", "sid": self.sid})
         return CommandResult(
             output=blob[: head["log"]],
             exit_code=head["exit_code"],
@@ -325,11 +352,12 @@ class BubblewrapSandbox:
             self._places = None
             self._backend.closed(self)
 
-    async def _script(self, kind: str, timeout_s: float) -> tuple[dict, bytes]:
-        return await self._link.call({"op": "script", "sid": self.sid, "kind": kind, "timeout_s": timeout_s})
+    async def _script(self, kind: str, timeout_s: float, key: str) -> tuple[dict, bytes]:
+        head = {"op": "script", "sid": self.sid, "kind": kind, "timeout_s": timeout_s, "key": key}
+        return await self._link.call(head)
 
     async def _judge(self) -> tuple[Judgement, str]:
-        head, blob = await self._script("tests", self._task.verifier_timeout_s)
+        head, blob = await self._script("tests", self._task.verifier_timeout_s, self._bundle.key)
         at = head["log"] + head["channel"]
         log = blob[: head["log"]].decode("utf-8", "replace")
         results: dict[str, bytes] = {}

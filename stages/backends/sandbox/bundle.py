@@ -73,7 +73,11 @@ def _read_tree(root: Path) -> tuple[Entry, ...]:
         return ()
     out: list[Entry] = []
     total, inside = 0, root.resolve()
-    for path in sorted(root.rglob("*")):
+    try:
+        paths = sorted(root.rglob("*"))
+    except RecursionError as error:
+        raise TaskError(f"{root}: folders nested too deep to be read: flatten it") from error
+    for path in paths:
         if path.is_dir() or "__pycache__" in path.parts:
             continue
         if path.is_symlink() and inside not in path.resolve().parents:

@@ -113,7 +113,10 @@ class Host:
             self._attempts[head["sid"]] = attempt
             try:
                 async with self._busy:
-                    await attempt.open()
+                    if "from" in head:
+                        await attempt.adopt(self._attempts[head["from"]])
+                    else:
+                        await attempt.open()
             except BaseException:  # it may have been closed while it waited, and have made something since
                 self._attempts.pop(head["sid"], None)
                 await attempt.close()
@@ -133,8 +136,12 @@ class Host:
                 "duration_s": outcome.duration_s,
             }, outcome.output
         if op == "script":
+            bundle = self._store.get(head["key"]) if "key" in head else None
             async with self._busy:
-                return await attempt.script(head["kind"], head["timeout_s"])
+                return await attempt.script(head["kind"], head["timeout_s"], bundle)
+        if op == "shell":
+            await attempt.start_shell()
+            return {}, b""
         raise ValueError(f"unknown operation {op!r}")
 
     async def _close(self, sid: str) -> None:
