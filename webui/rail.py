@@ -14,7 +14,9 @@ CAP = 99  # more are shown as "99+": counting all of a long queue would cost eve
 
 def counts(request: Request, viewer: Viewer) -> Mapping[str, str]:
     """Section of the rail -> how much waits; sections where nothing waits are left out."""
-    if not viewer.login or not viewer.may(Action.DECIDE):
-        return {}
-    waiting = waiting_for(request.app.state.store, viewer.login, cap=CAP + 1)
-    return {"reviews": f"{CAP}+" if waiting > CAP else str(waiting)} if waiting else {}
+    store, found = request.app.state.store, {}
+    if viewer.login and viewer.may(Action.DECIDE):
+        found["reviews"] = waiting_for(store, viewer.login, cap=CAP + 1)
+    if viewer.user_id is not None and viewer.may(Action.OWN_TOKENS):
+        found["inbox"] = store.notices.unread(viewer.user_id)
+    return {section: f"{CAP}+" if n > CAP else str(n) for section, n in found.items() if n}

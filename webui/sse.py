@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
@@ -110,11 +111,18 @@ def signals(events: Sequence[m.Event]) -> list[tuple[int, str]]:
 
 @router.get("/events", include_in_schema=False)
 async def events(
-    request: Request, cycle: QueryId = None, after: Before = 0, log_after: Before = None
+    request: Request,
+    cycle: QueryId = None,
+    after: Before = 0,
+    log_after: Before = None,
+    log_level: Annotated[int, Query(ge=0, le=50)] = 0,
+    log_stage: QueryId = None,
+    log_q: str = "",
 ) -> StreamingResponse:
-    """`after`: newest event that the page shows. `log_after`: push log lines above this id as list items."""
+    """`after`: newest event that the page shows. `log_after`: push log lines above this id as list items; `log_…` filter them."""
     event_id, log_id = _position(request.headers.get("Last-Event-ID", ""), after or 0, log_after)
-    stream = _stream(request, cycle, event_id, log_id if cycle is not None else None)
+    wanted = {"min_level": log_level, "stage_id": log_stage, "text": log_q}
+    stream = _stream(request, cycle, event_id, log_id if cycle is not None else None, wanted)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
@@ -129,7 +137,9 @@ def _position(last_event_id: str, after: int, log_after: int | None) -> tuple[in
     return after, log_after
 
 
-async def _stream(request: Request, cycle: int | None, last: int, log_id: int | None) -> AsyncIterator[str]:
+async def _stream(
+    request: Request, cycle: int | None, last: int, log_id: int | None, wanted: dict[str, Any]
+) -> AsyncIterator[str]:
     store: Store = request.app.state.store
     pulse: Pulse = request.app.state.pulse
     yield ": open\n\n"
@@ -148,7 +158,7 @@ async def _stream(request: Request, cycle: int | None, last: int, log_id: int | 
             last = max(last, newest or 0)
             lines: Sequence[m.LogLine] = ()
             if log_id is not None and cycle is not None and any(e.kind == m.EventKind.LOG for e in found):
-                lines = await run_in_threadpool(store.logs.read, cycle, after=log_id, limit=200)
+                lines = await run_in_threadpool(store.logs.read, cycle, after=log_id, limit=200, **wanted)
         except StoreError:  # the database is away: the page says so when it is next read
             await asyncio.sleep(PULSE_S)
             continue

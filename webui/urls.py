@@ -21,8 +21,8 @@ def sign_in_link() -> str:
     return "/sign-in/link"
 
 
-def sign_in_oidc() -> str:
-    return "/sign-in/oidc"
+def sign_in_oidc(*, following: str = "") -> str:
+    return _query("/sign-in/oidc", next=following)
 
 
 def sign_out() -> str:

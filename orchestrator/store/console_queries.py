@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -189,6 +190,24 @@ class ConsoleQueries(Repository):
         """The newest events of some kinds among the last `within`, newest first: a bounded walk back along the key."""
         newest = select(func.coalesce(func.max(col(m.Event.id)), 0)).scalar_subquery()
         query = select(m.Event).where(col(m.Event.kind).in_(kinds), col(m.Event.id) > newest - within)
+        with self._session() as session:
+            return session.execute(query.order_by(col(m.Event.id).desc()).limit(limit)).scalars().all()
+
+    def state_since(self, cycle_id: int) -> datetime | None:
+        """When the cycle entered its state; None before its first move. A short walk back: moves are recent or the last."""
+        query = select(col(m.Event.created_at)).where(
+            col(m.Event.cycle_id) == cycle_id, col(m.Event.kind) == m.EventKind.CYCLE_STATE.value
+        )
+        with self._session() as session:
+            return session.execute(query.order_by(col(m.Event.id).desc()).limit(1)).scalar()
+
+    def alarms(self, stage_id: int, cycle_id: int, *, limit: int = 50) -> Sequence[m.Event]:
+        """A stage's newest alarms, newest first."""
+        query = select(m.Event).where(
+            col(m.Event.cycle_id) == cycle_id,
+            col(m.Event.stage_id) == stage_id,
+            col(m.Event.kind) == m.EventKind.ALARM.value,
+        )
         with self._session() as session:
             return session.execute(query.order_by(col(m.Event.id).desc()).limit(limit)).scalars().all()
 

@@ -50,16 +50,19 @@ class Logs(Repository):
         *,
         stage_id: int | None = None,
         min_level: int = 0,
+        text: str = "",
         after: int = 0,
         before: int | None = None,
         limit: int = 200,
     ) -> Sequence[m.LogLine]:
-        """Lines in order of time: those after the id `after`; with `before`, or neither, the last ones."""
+        """Lines in order of time: those after the id `after`; with `before`, or neither, the last ones. `text` is part of a line."""
         query = select(m.LogLine).where(col(m.LogLine.cycle_id) == cycle_id)
         if stage_id is not None:
             query = query.where(col(m.LogLine.stage_id) == stage_id)
         if min_level:
             query = query.where(col(m.LogLine.level) >= min_level)
+        if text:
+            query = query.where(col(m.LogLine.text).icontains(text, autoescape=True))
         if before is not None:
             query = query.where(col(m.LogLine.id) < before)
         with self._session() as session:

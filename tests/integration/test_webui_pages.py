@@ -64,7 +64,11 @@ def addresses(world: tuple[Store, Seeded, Seeded]) -> list[str]:
         "/cycles?state=live",
         "/cycles?q=nothing+fits",
         f"/cycles/{done.cycle.id}",
-        f"/cycles/{running.cycle.id}?level=30",
+        f"/cycles/{running.cycle.id}",
+        f"/cycles/{running.cycle.id}/logs?level=30&q=slow",
+        f"/cycles/{running.cycle.id}/config",
+        f"/cycles/{done.cycle.id}/stages/rpr-1?smooth=5&scale=log",
+        f"/cycles/{done.cycle.id}/stages/rsr-1",
         "/checkpoints",
         f"/checkpoints?cycle={done.cycle.id}&candidates=1",
         "/checkpoints/1",
@@ -179,7 +183,8 @@ def test_vendored_files_are_what_versions_says() -> None:
 @pytest.mark.parametrize(
     ("path", "target"),
     [
-        ("/cycles/1", "head"),
+        ("/cycles/1", "standing"),
+        ("/cycles/1", "cost"),
         ("/cycles/1", "strip"),
         ("/cycles/1", "scores"),
         ("/cycles/1", "ev"),
@@ -310,7 +315,7 @@ def test_log_is_downloaded_whole(client: TestClient, world: tuple[Store, Seeded,
     lines = answer.text.splitlines()
     assert len(lines) == 61
     assert lines[-1].endswith("slow sandbox <b>17 s</b>")
-    warnings = client.get(f"/cycles/{done.cycle.id}?level=30").text
+    warnings = client.get(f"/cycles/{done.cycle.id}/logs?level=30").text
     assert warnings.count('<li class="l') == 1
 
 
@@ -349,7 +354,7 @@ def test_charts_are_valid_figures_of_the_stored_values(
         ("/trajectories?verdict=great", 422, "it is one of passed, failed"),
         ("/trajectories?cycle=x", 422, "cycle"),
         ("/cycles/1/charts/zzz.json", 404, "There is no chart zzz"),
-        ("/cycles/1?level=99", 422, "level"),
+        ("/cycles/1/logs?level=99", 422, "level"),
         ("/cycles?q=a%00b", 422, "NUL"),
         ("/trajectories/a%00b", 422, "NUL"),
         ("/trajectories?before=99999999999999999999", 422, "before"),

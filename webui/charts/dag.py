@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from orchestrator.lineage import Lineage, Side
 from orchestrator.models import Checkpoint
 
-COLUMN, LINE, WIDTH, HEIGHT, MARGIN = 214, 74, 132, 42, 16
+GAP, LINE, WIDTH, HEIGHT, MARGIN = 82, 74, 132, 42, 16  # WIDTH: of a box with a short name
+LETTER = 7.6  # px, of the widest usual letters at the size of names
 _ROUNDS = {"rsr": 1, "rpr": 2}
 
 
@@ -39,6 +40,7 @@ class DagEdge:
 class Dag:
     width: int
     height: int
+    box_width: int  # of every node: the longest name fits
     nodes: Sequence[DagNode]
     edges: Sequence[DagEdge]
 
@@ -60,12 +62,14 @@ def dag(lineage: Lineage, *, current: int | None = None) -> Dag:
     for i in sorted(nodes, key=lambda n: (depth[n], nodes[n].cycle_id or 0, nodes[n].arm, n)):
         lanes.setdefault(depth[i], []).append(i)
     rows = _rows(lanes, nodes)
-    place = {i: (MARGIN + depth[i] * COLUMN, MARGIN + 12 + rows[i] * LINE) for i in nodes}
+    box = max([WIDTH, *(round(24 + LETTER * len(c.name)) for c in nodes.values())])
+    column = box + GAP
+    place = {i: (MARGIN + depth[i] * column, MARGIN + 12 + rows[i] * LINE) for i in nodes}
     edges = []
     for e in lineage.edges:
         (x0, y0), (x1, y1) = place[e.parent_id], place[e.child_id]
         shift = 12 if e.side is Side.ACTOR else 30
-        start, end = (x0 + WIDTH, y0 + shift), (x1, y1 + shift)
+        start, end = (x0 + box, y0 + shift), (x1, y1 + shift)
         middle = (start[0] + end[0]) / 2
         symbol = "Δθ = 0" if e.side is Side.ACTOR else "Δφ = 0"
         parent, child = nodes[e.parent_id].name, nodes[e.child_id].name
@@ -81,7 +85,8 @@ def dag(lineage: Lineage, *, current: int | None = None) -> Dag:
             )
         )
     return Dag(
-        width=int(2 * MARGIN + (max(depth.values(), default=0)) * COLUMN + WIDTH),
+        width=int(2 * MARGIN + (max(depth.values(), default=0)) * column + box),
+        box_width=box,
         height=int(2 * MARGIN + 12 + (max(rows.values(), default=0)) * LINE + HEIGHT),
         nodes=[_node(nodes[i], *place[i], current) for i in sorted(nodes)],
         edges=edges,

@@ -6,9 +6,9 @@ Only logged values are drawn and only they answer to the pointer; what was thinn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from stages.domain import Phase
 from webui.charts.palette import COLOURS, colour_index
@@ -16,6 +16,7 @@ from webui.charts.palette import COLOURS, colour_index
 MAX_POINTS = 2000  # a curve
 
 Figure = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ def _steps(points: Sequence[CurvePoint], title: str, *, percent: bool) -> Figure
     data: list[dict[str, Any]] = []
     shapes: list[dict[str, Any]] = []
     named: set[str] = set()
-    for start, end in _spans(kept, lambda p: (p.stage_index, p.stage, p.phase)):  # a line does not run between phases
+    for start, end in spans(kept, lambda p: (p.stage_index, p.stage, p.phase)):  # a line does not run between phases
         first = kept[start]
         part = kept[start:end]
         colour = COLOURS[colour_index(first.stage_index)]
@@ -89,7 +90,7 @@ def _steps(points: Sequence[CurvePoint], title: str, *, percent: bool) -> Figure
             }
         )
         named.add(first.stage)
-    for start, end in _spans(kept, lambda p: (p.stage_index, p.phase)):
+    for start, end in spans(kept, lambda p: (p.stage_index, p.phase)):
         if kept[start].phase is Phase.CALIBRATE:
             shapes.append(
                 {
@@ -106,7 +107,7 @@ def _steps(points: Sequence[CurvePoint], title: str, *, percent: bool) -> Figure
                     "label": {"text": "calibration", "textposition": "top center", "font": {"size": 11}},
                 }
             )
-    ticks = [start for start, _ in _spans(kept, lambda p: (p.stage_index, p.stage))]
+    ticks = [start for start, _ in spans(kept, lambda p: (p.stage_index, p.stage))]
     note = "" if len(kept) == len(points) else f" ({len(kept)} of {len(points)} points shown)"
     return {
         "data": data,
@@ -152,7 +153,7 @@ def _level(y: float) -> dict[str, Any]:
     }
 
 
-def _spans(points: Sequence[CurvePoint], key: Any) -> list[tuple[int, int]]:
+def spans(points: Sequence[T], key: Callable[[T], object]) -> list[tuple[int, int]]:
     """[start, end) of every stretch with an equal key."""
     spans: list[tuple[int, int]] = []
     start = 0

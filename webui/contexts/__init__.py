@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import ClassVar
 
 from orchestrator import models as m
 from orchestrator.lineage import CriticProof
 from orchestrator.store.console_queries import CycleSummary, RunbookInfo, Score
+from orchestrator.store.notices import InboxEntry
 from webui.charts.dag import Dag
 from webui.charts.gantt import Gantt
 
@@ -76,6 +78,7 @@ class LatestCheckpoint:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverviewContext(LiveContext):
     template: ClassVar[str] = "overview.html"
+    unread: Sequence[InboxEntry]  # the newest of the viewer's inbox
     gates: Sequence[tuple[CycleSummary, int]]  # suspended cycles, runbooks that wait for people
     failed: Sequence[CycleSummary]
     running: Sequence[CycleSummary]
@@ -130,6 +133,26 @@ class CurveTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """One line of an estimate, in words; `actual` stands beside it once there is one."""
+
+    label: str
+    expected: str
+    actual: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where a cycle is, in words that are true while a wish takes effect, and what may be asked of it."""
+
+    words: str
+    since: datetime | None
+    by: str  # who asked for this state, empty when nobody did
+    acts: Sequence[tuple[str, str]]  # (verb, label)
+    refused: str = ""  # why the last wish was not followed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CycleContext(LiveContext):
     template: ClassVar[str] = "cycle.html"
     cycle: m.Cycle
@@ -143,12 +166,14 @@ class CycleContext(LiveContext):
     selections: Sequence[tuple[m.Stage, m.Selection]]
     ev_table: CurveTable
     success_table: CurveTable
-    log: Sequence[m.LogLine]
-    log_level: int
+    log: Sequence[m.LogLine]  # its end; the whole log is a page of its own
     newest_line: int  # id of the newest log line shown, 0 without any
     first_error: m.LogLine | None
-    config_text: str
     live: bool  # something may still happen
+    tabs: Sequence[Choice]
+    standing: Standing
+    costs: Sequence[Cost]
+    costs_from: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,18 +8,10 @@ from typing import ClassVar
 
 from orchestrator import models as m
 from orchestrator.config_diff import Difference
+from orchestrator.health import Watched
 from orchestrator.store.notices import DeliveryEntry, InboxEntry
-from webui.contexts import Choice, CurveTable, Fact, LiveContext, PageContext
+from webui.contexts import Choice, Cost, CurveTable, Fact, LiveContext, PageContext
 from webui.forms.fields import Group
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """One line of an estimate, in words; `actual` stands beside it once there is one."""
-
-    label: str
-    expected: str
-    actual: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +56,6 @@ class LogsContext(LiveContext):
     error_href: str  # the page of lines that ends with the first error
     earlier_href: str
     newest_href: str  # empty on the newest page
-    newest_line: int
     stream: str  # address of the live tail; empty where nothing comes any more
 
 
@@ -81,20 +72,6 @@ class ConfigContext(PageContext):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HealthRow:
-    """One metric of spec §5's per-step log over a stage."""
-
-    label: str
-    metric: str
-    last: float | None
-    low: float | None
-    high: float | None
-    limit: float | None  # alarm above it; None: watched without a limit
-    stops: bool  # the alarm stops the phase
-    broken: Sequence[str]  # "joint 3": where it was above
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StageChart:
     key: str
     title: str
@@ -108,14 +85,13 @@ class StageContext(LiveContext):
     cycle: m.Cycle
     stage: m.Stage
     tabs: Sequence[Choice]
-    stages: Sequence[Choice]
     here: str
     facts: Sequence[Fact]
     phases: Sequence[tuple[m.StagePhase, Sequence[Fact]]]
     charts: Sequence[StageChart]
     smoothing: Sequence[Choice]
     scales: Sequence[Choice]
-    health: Sequence[HealthRow]
+    health: Sequence[Watched]
     alarms: Sequence[tuple[m.Event, str]]
     certificate: Sequence[Fact]
     selections: Sequence[m.Selection]

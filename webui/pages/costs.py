@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.store.usage import Usage
 from webui import formats
-from webui.contexts.lead import Cost
+from webui.contexts import Cost
 
 
 def cost_rows(expected: Mapping[str, Any], used: Usage | None, wall_s: float | None = None) -> list[Cost]:

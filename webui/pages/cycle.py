@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
 
-from fastapi import APIRouter, Depends, Query, Request
-from fastapi.responses import HTMLResponse, StreamingResponse
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import HTMLResponse
 
 from orchestrator import models as m
 from orchestrator.models.columns import now
 from orchestrator.store import Store
 from orchestrator.store.console_queries import CycleSummary
+from orchestrator.store.usage import UsageQueries
 from webui import formats, urls
 from webui.access import Action, needs
 from webui.charts.gantt import gantt
 from webui.contexts import CycleContext, Fact, Node, StageRow
+from webui.pages.costs import cost_rows, costs_from
 from webui.pages.curves import ev_points, ev_table, success_points, success_table
 from webui.pages.parts import (
     LIVE,
@@ -30,15 +30,20 @@ from webui.pages.parts import (
     strip,
     suites_of,
 )
+from webui.pages.standing import standing, tabs
 from webui.rendering import page
 
 router = APIRouter(dependencies=[Depends(needs(Action.SEE))])
-LOG_LINES = 200
+LOG_LINES = 30
 
 
 @router.get("/cycles/{cycle_id:int}", response_class=HTMLResponse)
-def cycle(request: Request, cycle_id: RowId, level: Annotated[int, Query(ge=0, le=50)] = 0) -> HTMLResponse:
-    """`level`: lowest level of log lines shown, as in `logging`."""
+def cycle(request: Request, cycle_id: RowId) -> HTMLResponse:
+    return cycle_page(request, cycle_id)
+
+
+def cycle_page(request: Request, cycle_id: int, *, refused: str = "", status: int = 200) -> HTMLResponse:
+    """`refused`: why a wish about it was not followed. Raises 404 when there is no such cycle."""
     store, queries = store_of(request), queries_of(request)
     after = store.events.last_id()
     row = queries.cycle(cycle_id)
@@ -54,7 +59,9 @@ def cycle(request: Request, cycle_id: RowId, level: Annotated[int, Query(ge=0, l
     live = row.state in LIVE
     ev, success = ev_points(store, cycle_id, by_id), success_points(store, cycle_id, by_id)
     rows = checkpoint_rows(store, checkpoints, scores, suites)
-    lines = store.logs.read(cycle_id, min_level=level, limit=LOG_LINES)
+    lines = store.logs.read(cycle_id, limit=LOG_LINES)
+    used = UsageQueries(store).of_cycle(cycle_id)
+    wall = formats.between(row.started_at, None if live else row.finished_at)
     context = CycleContext(
         title=f"Cycle {cycle_id} · {row.name}",
         section="cycles",
@@ -71,28 +78,15 @@ def cycle(request: Request, cycle_id: RowId, level: Annotated[int, Query(ge=0, l
         ev_table=ev_table(ev),
         success_table=success_table(success),
         log=lines,
-        log_level=level,
         newest_line=(lines[-1].id or 0) if lines else 0,
         first_error=store.logs.first_error(cycle_id),
-        config_text=json.dumps(row.config, indent=2, ensure_ascii=False, sort_keys=True),
         live=live,
+        tabs=tabs(cycle_id, stages, "cycle"),
+        standing=standing(store, row, refused),
+        costs=cost_rows(row.estimate or {}, used, wall),
+        costs_from=costs_from(row.estimate or {}),
     )
-    return page(request, context)
-
-
-@router.get("/cycles/{cycle_id:int}/log.txt", include_in_schema=False)
-def log(request: Request, cycle_id: RowId) -> StreamingResponse:
-    """The whole log as text."""
-    store = store_of(request)
-    if queries_of(request).cycle(cycle_id) is None:
-        raise missing(f"cycle {cycle_id}")
-    headers = {"Content-Disposition": f'attachment; filename="cycle-{cycle_id}.log"'}
-    return StreamingResponse(_log_text(store, cycle_id), media_type="text/plain; charset=utf-8", headers=headers)
-
-
-def _log_text(store: Store, cycle_id: int) -> Iterator[str]:
-    for line in store.logs.everything(cycle_id):
-        yield f"{formats.iso(line.created_at)} {line.level:2d} {line.logger}: {line.text}\n"
+    return page(request, context, status=status)
 
 
 def _facts(row: m.Cycle, live: bool) -> list[Fact]:
@@ -104,7 +98,7 @@ def _facts(row: m.Cycle, live: bool) -> list[Fact]:
         Fact(label="Started", value=formats.when(row.started_at)),
         Fact(label="Running for" if live else "Took", value=formats.duration(took)),
         Fact(label="Launched by", value=row.created_by or "—"),
-        Fact(label="Config", value=formats.digest(row.config_digest), href="#config", mono=True),
+        Fact(label="Config", value=formats.digest(row.config_digest), href=urls.cycle_config(row.id), mono=True),
         Fact(label="Code", value=row.code_version or "—", mono=True),
     ]
     if row.cloned_from_id:

@@ -10,14 +10,16 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from orchestrator import models as m
 from orchestrator.store import Store
 from orchestrator.store.console_queries import ConsoleQueries
+from orchestrator.store.notices import InboxEntry
 from stages.errors import StoreError
 from webui import urls
-from webui.access import Action, needs
+from webui.access import Action, needs, viewer_of
 from webui.contexts import LatestCheckpoint, OverviewContext
 from webui.pages.parts import LIVE, best_scores, queries_of, store_of, strips
 from webui.rendering import page
 
 router = APIRouter(dependencies=[Depends(needs(Action.SEE))])
+UNREAD = 5  # notices; the inbox has all
 
 
 @router.get("/", response_class=HTMLResponse)
@@ -32,6 +34,7 @@ def overview(request: Request) -> HTMLResponse:
         title="Overview",
         section="overview",
         events_after=after,
+        unread=_unread(request, store),
         gates=[(s, waiting.get(s.cycle.id or 0, 0)) for s in suspended],
         failed=failed,
         running=running,
@@ -41,6 +44,13 @@ def overview(request: Request) -> HTMLResponse:
         empty=not store.cycles.list(limit=1).items,
     )
     return page(request, context)
+
+
+def _unread(request: Request, store: Store) -> Sequence[InboxEntry]:
+    viewer = viewer_of(request)
+    if viewer.user_id is None or not viewer.may(Action.OWN_TOKENS):
+        return ()
+    return store.notices.inbox(viewer.user_id, unread=True, limit=UNREAD).items
 
 
 TOLD = (
