@@ -18,6 +18,7 @@ from orchestrator.store import Store
 from stages.errors import ServiceError, StoreError
 from webui import pages, sse
 from webui.errors import error_page
+from webui.oidc import Provider
 from webui.pages.parts import no_nul
 from webui.rendering import STATIC
 from webui.security import BodyLimit, SecurityHeaders
@@ -68,6 +69,7 @@ def create_app(store: Store | None = None, settings: Settings | None = None) -> 
     app.state.store = opened
     app.state.settings = settings
     app.state.keys = Keys.of(settings)
+    app.state.provider = Provider(settings, app.state.keys.key) if settings.oidc_issuer else None
     app.add_middleware(SignIn, store=opened, settings=settings, keys=app.state.keys)
     app.add_middleware(GZipMiddleware, minimum_size=1024)
     app.add_middleware(BodyLimit)

@@ -37,6 +37,7 @@ class Keys:
     """Signs and reads cookies, and derives the form token of a sign-in from its cookie."""
 
     def __init__(self, key: str) -> None:
+        self.key = key
         self._cookies = Signer(key, salt="rsi.cookie", key_derivation="hmac", digest_method="sha256")
         self._forms = Signer(key, salt="rsi.csrf", key_derivation="hmac", digest_method="sha256")
 
@@ -167,7 +168,7 @@ def open_session(request: Request, response: Response, user: m.User, how: str) -
         max_age=SIGN_IN_DAYS * 86_400,
         httponly=True,
         samesite="lax",
-        secure=request.url.scheme == "https" or request.app.state.settings.console_url.startswith("https:"),
+        secure=is_https(request),
     )
 
 
@@ -176,6 +177,11 @@ def close_session(request: Request, response: Response) -> None:
     if (secret := session_secret(request)) is not None:
         request.app.state.store.sign_ins.end(secret)
     response.delete_cookie(COOKIE, httponly=True, samesite="lax")
+
+
+def is_https(request: Request) -> bool:
+    """Whether people reach the console by https; a proxy may speak http to it."""
+    return request.url.scheme == "https" or request.app.state.settings.console_url.startswith("https:")
 
 
 def address_of(request: Request) -> str:

@@ -41,6 +41,20 @@ class Users(Repository):
         with self._session() as session:
             return session.execute(select(m.User).where(col(m.User.login) == login)).scalars().first()
 
+    def with_subject(self, subject: str) -> m.User | None:
+        """Who signs in through OIDC as this subject."""
+        with self._session() as session:
+            return session.execute(select(m.User).where(col(m.User.oidc_subject) == subject)).scalars().first()
+
+    def unclaimed(self, email: str) -> m.User | None:
+        """The one account with this address that has no way to sign in of its own yet."""
+        query = select(m.User).where(
+            col(m.User.email) == email, col(m.User.password_hash).is_(None), col(m.User.oidc_subject).is_(None)
+        )
+        with self._session() as session:
+            found = session.execute(query.limit(2)).scalars().all()
+            return found[0] if len(found) == 1 else None
+
     def list(self, *, role: m.Role | None = None, disabled: bool = False) -> Sequence[m.User]:
         query = select(m.User).order_by(col(m.User.login))
         if role is not None:
@@ -55,6 +69,9 @@ class Users(Repository):
 
     def set_password_hash(self, user_id: int, password_hash: str | None) -> None:
         self._change(user_id, password_hash=password_hash)
+
+    def set_subject(self, user_id: int, subject: str) -> None:
+        self._change(user_id, oidc_subject=subject)
 
     def set_preferences(self, user_id: int, preferences: Mapping[str, Any]) -> None:
         self._change(user_id, preferences=dict(preferences))
