@@ -96,6 +96,7 @@ def curves_figure(
                 "legendgroup": f"{label}{len(data)}",
                 "x": x,
                 "y": y,
+                "showlegend": not smooth,
                 "connectgaps": False,
                 "opacity": 0.35 if smooth else 1,
                 "line": line | ({"width": 1} if smooth else {}),
@@ -115,7 +116,7 @@ def curves_figure(
                     "mode": "lines",
                     "name": f"{label}, mean of {smooth}",
                     "legendgroup": data[-1]["legendgroup"],
-                    "showlegend": False,
+                    "showlegend": True,
                     "x": x,
                     "y": smoothed(y, smooth),
                     "connectgaps": False,
@@ -190,4 +191,26 @@ def rewards_figure(histograms: Mapping[str, Mapping[str, Sequence[float]]]) -> F
     layout["shapes"] = [
         {"type": "line", "yref": "paper", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "line": {"width": 1, "dash": "dot"}}
     ]
+    return {"data": data, "layout": layout}
+
+
+def ev_heat(steps: Sequence[str], groups: Sequence[str], values: Sequence[Sequence[float | None]]) -> Figure:
+    """EV by group (rows) and update (columns), orange below 0 and blue above; what is not defined stays empty."""
+    data = [
+        {
+            "type": "heatmap",
+            "x": list(steps),
+            "y": list(groups),
+            "z": [list(row) for row in values],
+            "zmin": -1,
+            "zmax": 1,
+            "colorscale": [[0, ORANGE], [0.5, "#eeeeee"], [1, BLUE]],
+            "hoverongaps": False,
+            "colorbar": {"title": {"text": "EV"}, "thickness": 12},
+            "hovertemplate": "turn %{y}<br>%{x}<br>EV %{z:.3f}<extra></extra>",
+        }
+    ]
+    layout = _layout("update", "turn position")
+    layout["xaxis"] |= {"type": "category"}
+    layout["yaxis"] |= {"type": "category"}
     return {"data": data, "layout": layout}
