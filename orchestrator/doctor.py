@@ -55,7 +55,8 @@ def examine(settings: Settings, *, sandbox: bool = True) -> Iterator[Row]:
         _model,
     ]
     if sandbox:
-        checks.append(_sandbox)
+        checks += [_sandbox, _docker]
+    checks.append(_rootfs)
     for check in checks:
         try:
             yield from check(settings)
@@ -281,3 +282,31 @@ def _sandbox(_: Settings) -> Iterator[Row]:
             found=f"no answer within {SANDBOX_TIMEOUT_S:.0f} s",
             advice="Use the Docker backend.",
         )
+
+
+def _docker(_: Settings) -> Iterator[Row]:
+    """Only reached, not tried: its rows take a container each. `rsi tasks run --backend docker` is the trial."""
+    import docker
+    from docker.errors import DockerException
+
+    try:
+        client = docker.from_env(timeout=5)
+        version = client.version()["Version"]
+        client.close()
+    except (DockerException, OSError) as error:
+        yield Row(
+            name="Docker engine",
+            level=Level.OK,
+            found=f"none answers ({str(error)[:80]}); only tasks with images of their own need one",
+        )
+        return
+    yield Row(name="Docker engine", level=Level.OK, found=f"version {version} answers")
+
+
+def _rootfs(settings: Settings) -> Iterator[Row]:
+    from orchestrator.rootfs import for_sandboxes
+
+    known, default = for_sandboxes(settings)  # raises for a default that was never built
+    found = ", ".join(f"{name} ({r.source})" for name, r in known.items()) or "none prepared"
+    used = f"sandboxes use {default}" if default else "sandboxes use this machine's /usr"
+    yield Row(name="root filesystems", level=Level.OK, found=f"{found}; {used}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -143,15 +145,54 @@ def test_tasks_that_are_not_used_leave_the_host(tmp_path: Path, monkeypatch: pyt
     asyncio.run(use())
 
 
-def test_without_user_namespaces_the_docker_backend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = BubblewrapBackend()
+_WITHOUT_NAMESPACES = """
+import asyncio, os, sys
+repository, uid, limit = sys.argv[1:]
+sys.path.insert(0, repository)
+from stages.backends.sandbox import kernel
+from stages.backends.sandbox.bubblewrap import BubblewrapBackend
+made, unmade = os.pipe()
+mapped, unmapped = os.pipe()
+child = os.fork()
+if child:
+    os.read(made, 1)
+    for name in ("uid_map", "gid_map"):
+        open(f"/proc/{child}/{name}", "w").write("0 0 65536")
+    os.write(unmapped, b"x")
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+kernel.unshare(kernel.CLONE_NEWUSER)
+os.write(unmade, b"x")
+os.read(mapped, 1)
+if limit:
+    open("/proc/sys/user/max_user_namespaces", "w").write(limit)  # of this namespace and what is below it
+async def main():
+    backend = BubblewrapBackend(host_uid=int(uid) or None)
+    await backend.start()
+    await backend.aclose()
+    print("started")
+try:
+    asyncio.run(main())
+except Exception as error:
+    print(type(error).__name__, error)
+"""
 
-    async def refused(*_: object) -> None:
-        raise SandboxError("unshare(0x30020000): Operation not permitted")
 
-    monkeypatch.setattr("stages.backends.sandbox.link.HostLink.start", refused)
-    with pytest.raises(SandboxUnavailable, match="Docker"):
-        asyncio.run(backend.start())
+@pytest.mark.parametrize("uid", [0, 60_001])
+def test_without_user_namespaces_the_docker_backend_is_named(uid: int) -> None:
+    """In a namespace whose kernel allows no further ones; the same namespace with them shows that nothing else is missing."""
+    if os.getuid() != 0:
+        pytest.skip("needs root to make a user namespace with more than one user")
+    repository = str(Path(__file__).resolve().parents[2])
+
+    def said(limit: str) -> str:
+        command = [sys.executable, "-c", _WITHOUT_NAMESPACES, repository, str(uid), limit]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    assert said("") == "started\n"
+    refused = said("0")
+    assert refused.startswith("SandboxUnavailable this machine cannot run bubblewrap sandboxes: ")
+    for words in ("user.max_user_namespaces", "Docker backend (sandbox = docker)", "never run without a sandbox"):
+        assert words in refused
 
 
 def test_without_an_engine_the_other_backend_is_named() -> None:
