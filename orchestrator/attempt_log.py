@@ -16,7 +16,14 @@ from stages.errors import SandboxError
 class Solves(Protocol):
     """A sandbox that can run the task's own solution."""
 
-    async def run_solution(self) -> CommandResult: ...
+    async def run_solution(self, step: Task | None = None) -> CommandResult: ...
+
+
+@runtime_checkable
+class Checks(Protocol):
+    """A sandbox whose state can be verified while its agent lives on."""
+
+    async def check(self, step: Task) -> VerifierReport: ...
 
 
 class AttemptLog:
@@ -72,16 +79,24 @@ class LoggedSandbox:
         self.log.command(command, result)
         return result
 
-    async def run_solution(self) -> CommandResult:
-        """The task's `solution/solve.sh`. Raises TaskError when it has none, SandboxError where the backend cannot."""
+    async def run_solution(self, step: Task | None = None) -> CommandResult:
+        """The task's `solution/solve.sh`, or one step's. Raises TaskError when it has none, SandboxError where the backend cannot."""
         if not isinstance(self._inner, Solves):
             raise SandboxError("this sandbox backend cannot run a task's solution; use --backend bubblewrap")
-        result = await self._inner.run_solution()
+        result = await (self._inner.run_solution(step) if step else self._inner.run_solution())
         self.log.command("bash /solution/solve.sh", result)
         return result
 
     async def verify(self) -> VerifierReport:
         report = await self._inner.verify()
+        self.log.report(report)
+        return report
+
+    async def check(self, step: Task) -> VerifierReport:
+        """One step's verifier; the agent can go on. Raises SandboxError where the backend cannot."""
+        if not isinstance(self._inner, Checks):
+            raise SandboxError("this sandbox backend cannot run tasks of several steps; use --backend bubblewrap")
+        report = await self._inner.check(step)
         self.log.report(report)
         return report
 

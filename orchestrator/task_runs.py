@@ -6,9 +6,9 @@ import asyncio
 import os
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +31,21 @@ PASSED, FAILED, NO_VERDICT = 0, 1, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    """What one step of a task of several came to."""
+
+    name: str
+    verdict: Verdict
+    end: EndReason
+    turns: int = 0
+    checks: tuple[CheckResult, ...] = ()
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+    error: str = ""
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """What one attempt came to."""
 
@@ -43,6 +58,8 @@ class Attempt:
     duration_s: float = 0.0
     error: str = ""
     log: Path | None = None
+    steps: tuple[StepOutcome, ...] = ()  # in the order in which they were run; empty for a task without steps
+    rewards: Mapping[str, float] = field(default_factory=dict)  # of all steps together
 
     @property
     def progress(self) -> int:
@@ -136,7 +153,7 @@ def run_agent(task: Task, agent: Agent, sandboxes: LoggedBackend, attempts: int)
                 raise result
         return [result for result in done if isinstance(result, Attempt)]
 
-    with _started(sandboxes) as run:
+    with started(sandboxes) as run:
         return run(every())
 
 
@@ -149,7 +166,7 @@ async def _attempt(task: Task, agent: Agent, sandboxes: LoggedBackend, number: i
         sandbox.log.note(f"the agent ended: {end}")
         return _judged(number, await sandbox.verify(), end, turns, began, sandbox)
     except (SandboxError, SamplerError) as error:
-        return _broken(number, error, began, sandbox)
+        return broken(number, error, began, sandbox)
     finally:
         if sandbox is not None:
             await sandbox.close()
@@ -168,7 +185,7 @@ def run_by_hand(
     """
     began, turns = time.monotonic(), 0
     sandbox: LoggedSandbox | None = None
-    with _started(sandboxes) as run:
+    with started(sandboxes) as run:
         try:
             sandbox = run(sandboxes.open(task))
             while (line := read()) is not None and line.strip() != DONE:
@@ -177,7 +194,7 @@ def run_by_hand(
                     turns += 1
             return _judged(1, run(sandbox.verify()), EndReason.DONE, turns, began, sandbox)
         except SandboxError as error:
-            return _broken(1, error, began, sandbox)
+            return broken(1, error, began, sandbox)
         finally:
             if sandbox is not None:
                 run(sandbox.close())
@@ -240,14 +257,14 @@ def run_model(
         try:
             done = [trajectory for wave in stream for trajectory in wave]
         except SamplerError as error:
-            return [_broken(n + 1, error, began, None) for n in range(attempts)]
+            return [broken(n + 1, error, began, None) for n in range(attempts)]
         for log, trajectory in zip(sandboxes.logs, done, strict=True):
             log.note(f"the agent ended: {trajectory.end_reason}")
     return [_of_trajectory(n + 1, t, sandboxes.logs[n].path) for n, t in enumerate(done)]
 
 
 @contextmanager
-def _started(sandboxes: LoggedBackend) -> Iterator[Callable[[Coroutine[Any, Any, R]], R]]:
+def started(sandboxes: LoggedBackend) -> Iterator[Callable[[Coroutine[Any, Any, R]], R]]:
     """A started backend and the way to run coroutines on its event loop."""
     with asyncio.Runner() as runner:
         runner.run(sandboxes.start())
@@ -273,7 +290,7 @@ def _judged(
     )
 
 
-def _broken(number: int, error: Exception, began: float, sandbox: LoggedSandbox | None) -> Attempt:
+def broken(number: int, error: Exception, began: float, sandbox: LoggedSandbox | None) -> Attempt:
     if sandbox is not None:
         sandbox.log.note(f"no verdict: {error}")
     return Attempt(
@@ -341,7 +358,21 @@ def document(
                 "error": a.error,
                 "log": str(a.log) if a.log else None,
                 "checks": [{"id": c.id, "role": c.role, "status": c.status, "message": c.message} for c in a.checks],
+                **({"rewards": dict(a.rewards), "steps": [_step(s) for s in a.steps]} if a.steps else {}),
             }
             for a in attempts
         ],
+    }
+
+
+def _step(step: StepOutcome) -> dict[str, Any]:
+    return {
+        "step": step.name,
+        "verdict": step.verdict,
+        "end_reason": step.end,
+        "turns": step.turns,
+        "rewards": dict(step.rewards),
+        "flags": list(step.flags),
+        "error": step.error,
+        "duration_s": round(step.duration_s, 3),
     }

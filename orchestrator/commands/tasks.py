@@ -13,7 +13,9 @@ import typer
 from orchestrator.commands import terminal
 
 if TYPE_CHECKING:
+    from orchestrator.agents import Agent
     from orchestrator.attempt_log import LoggedBackend
+    from orchestrator.step_runs import SteppedTask
     from orchestrator.task_runs import Attempt
     from stages.backends.protocols import CommandResult
     from stages.domain import Task
@@ -156,7 +158,7 @@ def run(
 
         OPENAI_API_KEY=… rsi tasks run ./fix-git --agent https://llm.example/v1 --model NAME --temperature 0.6
     """
-    from orchestrator import task_runs
+    from orchestrator import step_runs, task_runs
     from orchestrator.attempt_log import LoggedBackend
     from orchestrator.chat_endpoint import address
     from stages.errors import ConfigError
@@ -166,9 +168,11 @@ def run(
         raise ConfigError(f"--need {needed} of --attempts {attempts} cannot pass")
     if agent == "shell" and attempts > 1:
         raise ConfigError("--agent shell is one person's one attempt; leave --attempts out")
-    with task_runs.loaded_task(folder) as loaded:
+    with contextlib.ExitStack() as scratch:
+        steps = scratch.enter_context(step_runs.loaded_steps(folder))
+        loaded = steps.task if steps else scratch.enter_context(task_runs.loaded_task(folder))
         task = task_runs.runnable(loaded, backend, anyway=anyway)
-        start = _agent(agent, task, attempts, model, temperature, prompt, seed, harness, quiet=json)
+        start = _agent(agent, task, attempts, model, temperature, prompt, seed, harness, steps, quiet=json)
         sandboxes = task_runs.sandbox_backend(backend, terminal.settings(), rootfs)
         place = task_runs.fresh_log_folder(log or _default_log(task.id))
         done = start(LoggedBackend(sandboxes, place))
@@ -191,6 +195,7 @@ def _agent(
     prompt: str | None,
     seed: int,
     harness: str,
+    steps: SteppedTask | None,
     *,
     quiet: bool,
 ) -> Callable[[LoggedBackend], Sequence[Attempt]]:
@@ -212,11 +217,23 @@ def _agent(
     ):
         if value is not None and not fits:
             raise ConfigError(f"{option} has no meaning for --agent {agent}; leave it out")
+    if steps is not None and not remote and agent not in ("oracle", "nop"):
+        raise ConfigError(
+            f"--agent {agent} cannot do tasks of several steps: use oracle, nop, or the URL of a model (`rsi serve` gives a "
+            "checkpoint one)"
+        )
+
+    def run_with(acts: Agent) -> Callable[[LoggedBackend], Sequence[Attempt]]:
+        if steps is not None:
+            from orchestrator import step_runs
+
+            return lambda sandboxes: step_runs.run_steps(steps, acts, sandboxes, attempts)
+        return lambda sandboxes: task_runs.run_agent(task, acts, sandboxes, attempts)
+
     if agent in ("oracle", "nop"):
         from orchestrator.agents import Nop, Oracle
 
-        acts = Oracle() if agent == "oracle" else Nop()
-        return lambda sandboxes: task_runs.run_agent(task, acts, sandboxes, attempts)
+        return run_with(Oracle() if agent == "oracle" else Nop())
     if agent == "shell":
         to = sys.stderr if quiet else sys.stdout
         print(f"{_plain(task.instruction)}\n\nCtrl-D or `done` ends the attempt and verifies it.", file=to)
@@ -234,7 +251,7 @@ def _agent(
         endpoint = ChatEndpoint(agent, model=model, temperature=temperature, key=os.environ.get(KEY_VARIABLE))
         rollout = RolloutConfig.model_validate({"harness": harness})
         speaks = RemoteAgent(endpoint, config=rollout, prompt=prompt or Prompts().act)
-        return lambda sandboxes: task_runs.run_agent(task, speaks, sandboxes, attempts)
+        return run_with(speaks)
     from orchestrator.commands.serve import named_model
 
     stored = agent.startswith(CHECKPOINT)
@@ -326,6 +343,9 @@ def _print_result(result: dict[str, object], attempts: Sequence[Attempt]) -> Non
         out.print(
             f"attempt {a.number}: {a.verdict}{score}, ended by {a.end}, {a.turns} turns, {a.duration_s:.1f} s{flags}"
         )
+        for step in a.steps:
+            rewards = ", ".join(f"{name} {value:g}" for name, value in sorted(step.rewards.items())) or "no reward"
+            out.print(_plain(f"  step {step.name}: {step.verdict}, {rewards}, {step.turns} turns"))
         if a.error:
             out.print(_plain(f"  {a.error}"))
     needed = f" ({result['needed']} needed)" if len(attempts) > 1 else ""

@@ -7,8 +7,8 @@ Names follow SGLang (`input_ids`, `sampling_params`, `output_token_logprobs`, `w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -181,6 +181,7 @@ class VerifierReport:
     flags: tuple[str, ...] = ()
     log: str = ""
     duration_s: float = 0.0
+    rewards: Mapping[str, float] = field(default_factory=dict)  # as the verifier wrote them; empty without a verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

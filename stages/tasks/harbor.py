@@ -71,10 +71,15 @@ def read_task(
     if config.steps:
         line = key_line(text, ("steps",))
         raise TaskError(
-            f"{config_path}:{line}: a task of {len(config.steps)} steps in one environment: it can be read "
-            "(stages.tasks.steps) but not run yet: leave it out of the suite"
+            f"{config_path}:{line}: a task of {len(config.steps)} steps in one environment: `rsi tasks run` runs it, a suite "
+            "cannot hold it"
         )
+    return build_task(folder, suite, content, config)
 
+
+def build_task(folder: Path, suite: str, content: Mapping[str, bytes], config: TaskToml) -> Task:
+    """A task of files and a configuration that were read already. Raises TaskError."""
+    config_path, text = folder / "task.toml", _text(folder, content, "task.toml")
     own = config.metadata.terminal_rsi
 
     def env(table: str, values: Mapping[str, str], *, verifier: bool = False) -> dict[str, str]:

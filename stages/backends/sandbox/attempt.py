@@ -157,19 +157,26 @@ class Attempt:
         self._agent_over = False
         await self._shell.begin()
 
-    async def adopt(self, other: Attempt) -> None:
-        """Instead of `open`: the state of another attempt, whose agent stands still meanwhile. Here no agent ever acts."""
+    async def adopt(self, other: Attempt) -> str:
+        """Instead of `open`: the state of another attempt, whose agent stands still meanwhile. Here no agent ever acts.
+
+        Answers why it cannot be copied, empty when it was: what an agent made so that no verifier can look at it is its fault.
+        """
         self._agent_over = True
         self._group = self._cgroups.group(
             self._name, memory_mb=self._spec["memory_mb"], pids=self._spec["pids"] + 8, cpus=self._spec["cpus"]
         )
-        async with other._lock, standing_still(other._shell.jail if other._shell else None):
+        async with other._lock:
             source, target = other._workspace(), self._workspace()
             try:
-                await copy_tree(source, target)
+                async with standing_still(other._shell.jail if other._shell else None):
+                    await copy_tree(source, target)
+            except (OSError, RuntimeError) as error:
+                return str(error)
             finally:
                 os.close(source)
                 os.close(target)
+        return ""
 
     def _workspace(self) -> int:
         with self._world:

@@ -31,7 +31,7 @@ from stages.backends.sandbox.rootfs import Rootfs, choose
 from stages.backends.sandbox.tools import world_config
 from stages.backends.sandbox.verdict import Judgement, VerifierOutput, judge
 from stages.backends.sandbox.verification import PristineImages, evidence_log, report
-from stages.domain import Task
+from stages.domain import Task, Verdict
 from stages.errors import SandboxError, SandboxUnavailable, TaskError
 
 _MAX_STORED_BYTES = 256 << 20
@@ -103,10 +103,15 @@ class BubblewrapBackend:
             await _try_jail(link)
         except SandboxError as error:
             await link.aclose()
+            hint = ""
+            if any(word in str(error) for word in ("unshare", "namespace", "_map", "Operation not permitted")):
+                hint = (
+                    "Unprivileged user namespaces are probably off (kernel.unprivileged_userns_clone, "
+                    "user.max_user_namespaces or AppArmor): turn them on. "
+                )
             raise SandboxUnavailable(
-                f"this machine cannot run bubblewrap sandboxes: {error}. Unprivileged user namespaces are probably off "
-                "(kernel.unprivileged_userns_clone, user.max_user_namespaces or AppArmor). Turn them on, or use the Docker "
-                "backend (sandbox = docker); commands are never run without a sandbox"
+                f"this machine cannot run bubblewrap sandboxes: {error}. {hint}Or use the Docker backend (sandbox = docker); "
+                "commands are never run without a sandbox"
             ) from error
         self._link = link
         self.cgroups = dict(ready["cgroups"])
@@ -277,7 +282,12 @@ class BubblewrapSandbox:
             "rootfs": self._rootfs.name if self._rootfs else "",
         }
         source = {"from": copy_of} if copy_of else {}
-        await self._link.call({"op": "open", "sid": self.sid, "key": self._bundle.key, "spec": spec, **source})
+        head, _ = await self._link.call(
+            {"op": "open", "sid": self.sid, "key": self._bundle.key, "spec": spec, **source}
+        )
+        if reason := head.get("refused"):  # the agent's doing, so it is no missing verdict
+            log = f"[the state of the workspace cannot be copied for the verifier: {reason}]"
+            self._report = VerifierReport(verdict=Verdict.FAILED, flags=("broke_verifier",), log=log)
 
     async def run(self, command: str, *, timeout_s: float | None = None) -> CommandResult:
         """One command in the persistent bash. Raises SandboxError when the sandbox itself fails or has ended."""

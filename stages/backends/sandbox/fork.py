@@ -129,11 +129,7 @@ async def _copy_file(name: str, info: os.stat_result, from_fd: int, to_fd: int) 
             source = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=from_fd)
         target = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=to_fd)
         try:
-            while data := os.read(source, _CHUNK):
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(target, view) :]
-                await asyncio.sleep(0)  # other attempts go on
+            await _copy_data(source, target, info.st_size)
             _attributes(source, target)
             os.fchmod(target, mode)
         finally:
@@ -144,6 +140,21 @@ async def _copy_file(name: str, info: os.stat_result, from_fd: int, to_fd: int) 
         if not stat.S_ISCHR(info.st_mode):
             os.chmod(name, mode, dir_fd=to_fd)
     os.utime(name, ns=(info.st_atime_ns, info.st_mtime_ns), dir_fd=to_fd, follow_symlinks=False)
+
+
+async def _copy_data(source: int, target: int, size: int) -> None:
+    """Holes stay holes: a file may look larger than any disk."""
+    os.ftruncate(target, size)
+    at = 0
+    while at < size:
+        try:
+            at = os.lseek(source, at, os.SEEK_DATA)
+        except OSError:  # nothing but a hole from here on
+            return
+        end = os.lseek(source, at, os.SEEK_HOLE)
+        while at < end:
+            at += os.pwrite(target, os.pread(source, min(_CHUNK, end - at), at), at)
+            await asyncio.sleep(0)  # other attempts go on
 
 
 def _attributes(source: int, target: int) -> None:

@@ -114,9 +114,8 @@ class Host:
             try:
                 async with self._busy:
                     if "from" in head:
-                        await attempt.adopt(self._attempts[head["from"]])
-                    else:
-                        await attempt.open()
+                        return {"refused": await attempt.adopt(self._attempts[head["from"]])}, b""
+                    await attempt.open()
             except BaseException:  # it may have been closed while it waited, and have made something since
                 self._attempts.pop(head["sid"], None)
                 await attempt.close()

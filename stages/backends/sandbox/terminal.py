@@ -33,7 +33,10 @@ class Terminal:
         self._seen = ""
 
     async def start(self) -> None:
-        """Raises SandboxError when there is no tmux in the sandbox or it does not come up."""
+        """Raises SandboxError when there is no tmux in the sandbox or it does not come up. A screen that is there is used."""
+        if await self.is_alive():  # of an earlier step of the same task
+            self._seen = await self._history()
+            return
         await self._tmux(f"-f /dev/null new-session -d {self._size} -s {_SESSION} 'exec bash --noprofile --norc -i'")
         await self._tmux(f"set-option -t {_SESSION} history-limit {_MAX_HISTORY_LINES}")
         for _ in range(100):  # the first prompt: keys typed before it would show twice

@@ -59,6 +59,9 @@ class Judgement:
     checks: tuple[CheckResult, ...]
     flags: tuple[str, ...] = ()
     reason: str = ""
+    rewards: Mapping[str, float] = field(
+        default_factory=dict
+    )  # as the verifier wrote them; {"reward": 0} when it was fooled
 
 
 class _Unusable(ValueError):
@@ -72,7 +75,8 @@ def judge(output: VerifierOutput, manifest: Sequence[CheckSpec]) -> Judgement:
     flags += ["link_to_verifier"] if output.links else []
     flags += session.flags
     try:
-        reported, rewards = _read(output)
+        reported, written = _read(output)
+        rewards = [written["reward"]] if "reward" in written else list(written.values())
         if session.cut_short and not session.flags:
             raise _Unusable("pytest began and never ended: something ended its process")
         if manifest and not reported and not rewards and not session.checks:
@@ -97,9 +101,12 @@ def judge(output: VerifierOutput, manifest: Sequence[CheckSpec]) -> Judgement:
         flags.append("inconsistent_result")
     passed = overall and clean and session.clean
     if set(flags) - _EVIDENCE_ONLY:  # somebody touched the results: none of them counts
-        passed, checks = False, _not_run(checks, f"not counted: {', '.join(flags)}")
+        passed, checks, written = False, _not_run(checks, f"not counted: {', '.join(flags)}"), {}
     return Judgement(
-        verdict=Verdict.PASSED if passed else Verdict.FAILED, checks=checks, flags=tuple(dict.fromkeys(flags))
+        verdict=Verdict.PASSED if passed else Verdict.FAILED,
+        checks=checks,
+        flags=tuple(dict.fromkeys(flags)),
+        rewards=written or {"reward": float(passed)},
     )
 
 
@@ -154,7 +161,8 @@ def _not_run(checks: Sequence[CheckSpec | CheckResult], message: str = "") -> tu
     return tuple(CheckResult(id=c.id, role=c.role, status=CheckStatus.NOT_RUN, message=message) for c in checks)
 
 
-def _read(output: VerifierOutput) -> tuple[dict[str, tuple[CheckStatus, str]], list[float]]:
+def _read(output: VerifierOutput) -> tuple[dict[str, tuple[CheckStatus, str]], dict[str, float]]:
+    """What was reported of each check, and the rewards by name."""
     if output.exit_code is None:
         raise _Unusable("the verifier did not end within its time limit")
     if output.exit_code < 0 or output.exit_code >= 128:
@@ -165,10 +173,9 @@ def _read(output: VerifierOutput) -> tuple[dict[str, tuple[CheckStatus, str]], l
         raise _Unusable(f"/logs/verifier/{output.strange[0]} is not a plain file of sane size")
     ctrf, reward_json, reward_txt = (output.results.get(n) for n in ("ctrf.json", "reward.json", "reward.txt"))
     reported = {} if ctrf is None else _read_ctrf(ctrf)
-    rewards: list[float] = []
+    values: dict[str, float] = {}
     if reward_json is not None:
         values = _read_rewards(reward_json)
-        rewards = [values["reward"]] if "reward" in values else list(values.values())
         if ctrf is None and len(values) > 1:
             reported = {
                 k: (CheckStatus.PASSED if v >= 1 else CheckStatus.FAILED, f"{v:g}")
@@ -177,10 +184,10 @@ def _read(output: VerifierOutput) -> tuple[dict[str, tuple[CheckStatus, str]], l
             }
     elif reward_txt is not None:
         try:
-            rewards = [_finite(float(reward_txt.decode("ascii").strip()))]
+            values = {"reward": _finite(float(reward_txt.decode("ascii").strip()))}
         except (UnicodeDecodeError, ValueError) as error:
             raise _Unusable(f"/logs/verifier/reward.txt is not one finite number: {error}") from error
-    return reported, rewards
+    return reported, values
 
 
 def _read_ctrf(raw: bytes) -> dict[str, tuple[CheckStatus, str]]:

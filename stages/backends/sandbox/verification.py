@@ -66,7 +66,12 @@ async def report(
         else:
             verdict = Verdict.VERIFIER_ERROR
     return VerifierReport(
-        verdict=verdict, checks=judgement.checks, flags=flags, log=log, duration_s=time.monotonic() - began
+        verdict=verdict,
+        checks=judgement.checks,
+        flags=flags,
+        log=log,
+        duration_s=time.monotonic() - began,
+        rewards=judgement.rewards,
     )
 
 
