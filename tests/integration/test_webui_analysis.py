@@ -380,7 +380,8 @@ def test_a_cycles_analysis_shows_ev_by_position_and_family(world: Analysed, clie
     assert len(src) == 1
     figure = client.get(src[0]).json()
     go.Figure(figure)
-    assert figure["data"][0]["z"] == [[0.0], [0.1], [0.2]]
+    assert figure["data"][0]["customdata"] == [0.0, 0.1, 0.2]
+    assert figure["data"][0]["y"] == ["0", "1", "2"]
     assert "Nothing to analyse yet" not in page
     assert client.get("/cycles/999/analysis").status_code == 404
 

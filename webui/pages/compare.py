@@ -90,6 +90,9 @@ def compare(
     except (ConfigError, StoreError) as error:
         return _picker(request, [], given, str(error), q, before)
     ids = list(dict.fromkeys(r.id for r in rows if r.id is not None))
+    if "go" in request.query_params:  # the form: what was typed first, then what was ticked, the oldest first
+        typed = len([n for n in names[0].split(",") if n.strip()])
+        ids = list(dict.fromkeys([*(r.id for r in rows[:typed] if r.id is not None), *sorted(ids)]))
     if len(ids) < 2 or pick:
         return _picker(request, ids, [], "", q, before)
     if given != [str(i) for i in ids] or len(names) > 1 or "go" in request.query_params:

@@ -15,7 +15,7 @@ from stages.domain import Phase
 from stages.errors import EvaluationError
 from webui import formats, urls
 from webui.access import Action, needs
-from webui.charts.analysis import ev_heat
+from webui.charts.analysis import ev_grid
 from webui.contexts import CurveTable
 from webui.contexts.analysis import CycleAnalysisContext, StageAnalysis
 from webui.pages.parts import RowId, missing, queries_of, store_of
@@ -55,7 +55,7 @@ def chart(request: Request, cycle_id: RowId, stage_id: RowId) -> JSONResponse:
     if curve is None:
         raise missing(f"EV curve of stage {stage_id} in cycle {cycle_id}")
     steps = _steps(curve.by_turn)
-    figure = ev_heat(
+    figure = ev_grid(
         [f"{phase.value} {step}" for phase, step in steps],
         [str(t) for t in curve.by_turn],
         [[_at(own).get(s) for s in steps] for own in curve.by_turn.values()],
@@ -65,20 +65,18 @@ def chart(request: Request, cycle_id: RowId, stage_id: RowId) -> JSONResponse:
 
 def _stage(store: Store, cycle: m.Cycle, stage: m.Stage, curve: EVCurve | None) -> StageAnalysis | None:
     table, note, dropped = _oversampling(store, cycle, stage)
-    if curve is None and table is None:
+    tables = []
+    if curve is not None:
+        tables = [
+            _table("EV by turn position, 0 first; the last one holds all later turns", "turn", curve.by_turn),
+            _table("EV by family", "family", curve.by_family),
+        ]
+    tables = [t for t in tables if t.rows]
+    if not tables and table is None and not (curve and curve.alarm):
         return None
     return StageAnalysis(
         stage=stage,
-        tables=[
-            t
-            for t in (
-                _table("EV by turn position, 0 first; the last one holds all later turns", "turn", curve.by_turn),
-                _table("EV by family", "family", curve.by_family),
-            )
-            if t.rows
-        ]
-        if curve
-        else [],
+        tables=tables,
         alarm=alarm_text(curve.alarm) if curve and curve.alarm else "",
         stale=list(curve.stale_families) if curve else [],
         oversampling=table,
