@@ -94,7 +94,7 @@ def build_root(config: dict[str, Any]) -> None:
     tools, bash = config["tools"], Path("/bin/bash").read_bytes()
     binds, links = {}, dict(tools["links"])
     # opened before /tmp is covered: a source may lie below it
-    rootfs = {name: os.open(path, os.O_PATH | os.O_DIRECTORY) for name, path in config["rootfs"].items()}
+    rootfs = {name: _open_rootfs(name, path) for name, path in config["rootfs"].items()}
     for name, source in tools["binds"].items():
         try:
             binds[name] = os.open(source, os.O_PATH | os.O_DIRECTORY)
@@ -135,6 +135,15 @@ def build_root(config: dict[str, Any]) -> None:
 def tools_of(rootfs: str) -> str:
     """Where the host keeps the verifier's tools for a prepared root filesystem, or ("") for this machine's files."""
     return f"/tools/{rootfs}" if rootfs else "/opt/rsi"
+
+
+def _open_rootfs(name: str, path: str) -> int:
+    try:
+        return os.open(path, os.O_PATH | os.O_DIRECTORY)
+    except OSError as error:
+        raise OSError(
+            error.errno, f"root filesystem {name}: user {os.getuid()} cannot enter {path}: {error.strerror}"
+        ) from error
 
 
 def _make_tools(place: str, texts: dict[str, str], binds: dict[str, int], links: dict[str, str], bash: bytes) -> None:
