@@ -267,5 +267,6 @@ class StageAnalysis:
 class CycleAnalysisContext(PageContext):
     template: ClassVar[str] = "cycle_analysis.html"
     cycle: m.Cycle
+    tabs: Sequence[Choice]
     stages: Sequence[StageAnalysis]
     charts: Sequence[tuple[str, str]]  # (title, address)

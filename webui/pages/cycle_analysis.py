@@ -19,6 +19,7 @@ from webui.charts.analysis import ev_grid
 from webui.contexts import CurveTable
 from webui.contexts.analysis import CycleAnalysisContext, StageAnalysis
 from webui.pages.parts import RowId, missing, queries_of, store_of
+from webui.pages.standing import tabs
 from webui.rendering import page
 
 router = APIRouter(dependencies=[Depends(needs(Action.SEE))])
@@ -32,12 +33,13 @@ def analysis(request: Request, cycle_id: RowId) -> HTMLResponse:
     if cycle is None:
         raise missing(f"cycle {cycle_id}")
     curves = {c.stage_id: c for c in ev_curves(store, cycle_id=cycle_id)}
-    stages = [s for s in store.stages.of_cycle(cycle_id) if s.kind is m.StageKind.RPR and s.id is not None]
-    parts = [_stage(store, cycle, s, curves.get(s.id or 0)) for s in stages]
+    stages = store.stages.of_cycle(cycle_id)
+    parts = [_stage(store, cycle, s, curves.get(s.id or 0)) for s in stages if s.kind is m.StageKind.RPR]
     context = CycleAnalysisContext(
         title=f"Analysis of cycle {cycle_id}",
         section="cycles",
         cycle=cycle,
+        tabs=tabs(cycle_id, stages, "analysis"),
         stages=[p for p in parts if p is not None],
         charts=[
             (f"{c.stage}, EV by turn position", urls.cycle_analysis(cycle_id, f"{c.stage_id}.json"))

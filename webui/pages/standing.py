@@ -76,8 +76,9 @@ def _asked_by(store: Store, cycle: m.Cycle) -> str:
 
 
 def tabs(cycle_id: int, stages: Sequence[m.Stage], active: str) -> list[Choice]:
-    """The pages of one cycle; `active` is "cycle", "logs", "config" or a stage's name."""
+    """The pages of one cycle; `active` is "cycle", "logs", "config", "analysis" or a stage's name."""
     pages = [("cycle", "Overview", urls.cycle(cycle_id))]
     pages += [(s.name, s.name, urls.stage(cycle_id, s.name)) for s in stages if s.arm == "main"]
     pages += [("logs", "Log", urls.cycle_logs(cycle_id)), ("config", "Configuration", urls.cycle_config(cycle_id))]
+    pages.append(("analysis", "Analysis", urls.cycle_analysis(cycle_id)))
     return [Choice(value=key, label=label, href=href, active=key == active) for key, label, href in pages]
