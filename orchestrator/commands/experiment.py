@@ -164,6 +164,7 @@ def report(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write.", show_default="standard output")
     ] = None,
+    runs: Annotated[bool, typer.Option("--runs", help="With CSV: one row per arm and seed instead.")] = False,
 ) -> None:
     """Write the report: arms × seeds, effects with intervals, EV curves, cost, what was shown and what was not.
 
@@ -175,7 +176,7 @@ def report(
 
         rsi experiment report reward --format csv -o reward.csv
     """
-    from orchestrator.experiments.export import effect_rows, to_document, to_markdown
+    from orchestrator.experiments.export import effect_rows, run_rows, to_document, to_markdown
     from orchestrator.experiments.report import experiment_named, report_of
     from orchestrator.experiments.run import opened
 
@@ -185,7 +186,7 @@ def report(
         case exports.Format.MARKDOWN:
             text = to_markdown(made)
         case exports.Format.CSV:
-            text = exports.to_csv(effect_rows(made))
+            text = exports.to_csv(run_rows(made) if runs else effect_rows(made))
         case exports.Format.JSON:
             text = exports.to_json(to_document(made))
     exports.deliver(text, output)
@@ -210,7 +211,8 @@ def _plan(spec: ExperimentSpec) -> None:
     from orchestrator.experiments.tree import branches, total
 
     configs = checked(spec)
-    tree = branches(configs)
+    late = [arm for arm in spec.arms() if arm.match is not None]
+    tree = branches({run: c for run, c in configs.items() if spec.arm_named(run[0]).match is None})
     out = terminal.console()
     out.print(f"{spec.name}: {spec.question}", style="bold")
     out.print(f"recipe {spec.recipe}, seeds {', '.join(map(str, spec.seeds))}, {len(spec.arms())} arms\n")
@@ -233,9 +235,12 @@ def _plan(spec: ExperimentSpec) -> None:
         between = f"{terminal.duration(e.wall_s[0])} to {terminal.duration(e.wall_s[1])}"
         work.add_row(b.title, str(b.seed), b.label, str(e.attempts), str(e.updates), between)
     out.print(work)
-    whole = total(tree)
+    for arm in late:
+        out.print(f"{arm.name}, every seed: planned once {arm.match} is done, and as much again")
+    again = [b for b in tree for arm, seed in b.runs for a in late if (arm, seed) == (a.match, b.seed)]
+    whole = total([*tree, *again])
     out.print(
-        f"\n{len(tree)} branches, {whole.attempts} attempts, {whole.updates} updates: "
+        f"\n{len(tree) + len(late) * len(spec.seeds)} branches, {whole.attempts} attempts, {whole.updates} updates: "
         f"{terminal.duration(whole.wall_s[0])} to {terminal.duration(whole.wall_s[1])} on two cores. What was run already is "
         "used again."
     )

@@ -12,8 +12,9 @@ TB = Estimator.TB_GAE
 UNIT = "γ = λ = 1: every estimator telescopes to A_j = Σr − v_j, so TB-GAE (1, 1) is token GAE (1, 1) (spec §3.2)"
 IGNORED = "clocks of an estimator that is not used"
 ONE_SEGMENT = (
-    "the harness `shell` never summarises: an attempt is one segment, so every hand-over is the same (spec §3.4)"
+    "nothing is ever summarised (the harness `shell`, or compaction off): every hand-over is the same (spec §3.4)"
 )
+SAME_HARNESS = "the replay harness is the one that explores anyway"
 NO_PARENT = "RPR-1 has no critic to inherit, so inheriting and warming up are the same there (spec §2.2)"
 NO_SCALES = "this reward has no family scales, so recalibration, quantile and floor change nothing (spec §4)"
 
@@ -22,15 +23,22 @@ def canonical(config: CycleConfig) -> tuple[CycleConfig, tuple[str, ...]]:
     """The same experiment with everything that has no effect at its default, and why it has none."""
     reasons: list[str] = []
     rounds = []
+    one_segment = config.rollout.harness == "shell" or config.rollout.compaction == "off"
     for round_ in range(1, config.rounds + 1):
-        rpr, why = _rpr(config.rpr_of(round_), first=round_ == 1, shell=config.rollout.harness == "shell")
+        rpr, why = _rpr(config.rpr_of(round_), first=round_ == 1, one_segment=one_segment)
         rounds.append(rpr)
         reasons += why
-    rsr = tuple(config.rsr_of(r) for r in range(1, config.rounds + 1))
-    return config.model_copy(update={"rpr": tuple(rounds), "rsr": rsr}), tuple(dict.fromkeys(reasons))
+    rsr = []
+    for round_ in range(1, config.rounds + 1):
+        own = config.rsr_of(round_)
+        if own.replay.harness == config.rollout.harness:
+            reasons.append(SAME_HARNESS)
+            own = own.model_copy(update={"replay": own.replay.model_copy(update={"harness": None})})
+        rsr.append(own)
+    return config.model_copy(update={"rpr": tuple(rounds), "rsr": tuple(rsr)}), tuple(dict.fromkeys(reasons))
 
 
-def _rpr(rpr: RPRConfig, *, first: bool, shell: bool) -> tuple[RPRConfig, list[str]]:
+def _rpr(rpr: RPRConfig, *, first: bool, one_segment: bool) -> tuple[RPRConfig, list[str]]:
     changes: dict[str, object] = {}
     why: list[str] = []
     token = rpr.estimator is not TB
@@ -45,7 +53,7 @@ def _rpr(rpr: RPRConfig, *, first: bool, shell: bool) -> tuple[RPRConfig, list[s
     if any(getattr(rpr, name) != default for name, default in defaults.items()):
         why.append(IGNORED)
     changes |= defaults
-    if shell and rpr.handover != "full":
+    if one_segment and rpr.handover != "full":
         why.append(ONE_SEGMENT)
         changes["handover"] = "full"
     if first and not rpr.inherit_critic:

@@ -189,6 +189,7 @@ def _work(store: Store, settings: Settings, branch: Branch, cycle_id: int, watch
     def told(stage: m.Stage, record: Record) -> None:
         watch.record(branch, stage, record)
         if watch.stop():
+            transitions.pause(store, cycle_id, "experiment")
             raise PauseRequested("stopped on request; the same command goes on")
 
     with store.experiments.holding(cycle_id) as ours:

@@ -75,7 +75,7 @@ def override(values: dict[str, Any], dotted: str, value: Any) -> None:
     """
     head, star, tail = dotted.partition(".*.")
     if star:
-        entries = values.get(head)
+        entries = values.setdefault(head, [{}])  # a recipe without the list has one entry of defaults
         if not isinstance(entries, list):
             raise ConfigError(f"override {dotted}: {head!r} is no list, so it has no .*.")
         for i in range(len(entries)):
