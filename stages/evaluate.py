@@ -90,6 +90,8 @@ def _score(
         "max_turns": rollout.max_turns or "of the task",
         "max_tokens_per_attempt": rollout.max_tokens_per_attempt or "none",
     }
+    if rollout.harness == "terminus2":
+        settings["compaction"] = rollout.compaction
     return EvaluationDone(
         suite=suite.name,
         suite_digest=suite.digest,

@@ -254,7 +254,13 @@ def _sandbox(content: Mapping[str, bytes], config: TaskToml, problem: _Make) -> 
         )
     if config.steps:
         line = key_line(_decode(content["task.toml"]), ("steps",))
-        yield problem(Severity.NOTE, "needs-docker", "task.toml", line, "several steps in one environment")
+        yield problem(
+            Severity.NOTE,
+            "several-steps",
+            "task.toml",
+            line,
+            "`rsi tasks run` runs it in bubblewrap; a suite cannot hold it",
+        )
 
 
 def _decode(data: bytes) -> str:

@@ -14,8 +14,17 @@ import pytest
 
 from stages.backends.protocols import Backends, Learner
 from stages.backends.sandbox.bubblewrap import BubblewrapBackend
+from stages.batch import score
 from stages.chat import Chat
-from stages.config import DistilConfig, ExploreConfig, ReplayConfig, RewriteConfig, RolloutConfig, SamplingConfig
+from stages.config import (
+    DistilConfig,
+    ExploreConfig,
+    ReplayConfig,
+    RewriteConfig,
+    RolloutConfig,
+    RPRConfig,
+    SamplingConfig,
+)
 from stages.context import StageContext
 from stages.distil import _sequences
 from stages.domain import EndReason, Runbook, Task, Trajectory, Verdict
@@ -23,6 +32,7 @@ from stages.explore import explore
 from stages.harness.terminus2.prompt import FIRST
 from stages.records import AttemptFinished
 from stages.replay import replay
+from stages.rewards import RewardKind, RewardModel
 from stages.rewrite import Planner, rewrite
 from stages.rollout import AttemptSpec, run_attempts
 from stages.tokens import require_no_drift
@@ -116,6 +126,7 @@ def test_one_attempt_with_errors_confirmation_and_compaction(chat: Chat, backend
         assert (segment.turn_ids[turn.start : turn.end] == turn.index).all()
     assert [int(s.loss_mask.sum()) > 0 for s in whole.segments] == [True, False, False, False, True]
     assert set(whole.boundaries) == {"strict_prefix"}  # the summary is no repair
+    trained_on(whole)
     sampler = cast("ScriptedSampler", made.sampler)
     assert sampler.waves == [1] * 9  # six turns, three sub-calls, each in its place
     assert len({r.sampling_params.sampling_seed for r in sampler.requests}) == 9
@@ -200,6 +211,23 @@ def test_explore_rewrite_and_replay_in_different_harnesses(chat: Chat, backends,
         (policy,) = demo.trajectory.segments
         assert sequence.tokens[sequence.loss_mask].tolist() == policy.tokens[policy.loss_mask].tolist()
         assert (sequence.rollout_log_probs[sequence.loss_mask] == -0.25).all()
+
+
+def trained_on(whole: Trajectory) -> None:
+    """A step trains on the two policy segments, values and advantages handed over between them; on no sub-call."""
+
+    class Critic:
+        def values(self, batch):
+            return [np.where(s.loss_mask, 0.5, 0.0).astype(np.float32) for s in batch]
+
+    config = RPRConfig(global_batch_size=1, over_sampling_batch_size=1)
+    reward = RewardModel(kind=RewardKind.BINARY)
+    batch = score(cast("Learner", Critic()), config, [whole], reward)
+    policy = [s for s in whole.segments if s.kind == "policy"]
+    assert [s.tokens.tolist() for s in batch.sequences] == [s.tokens.tolist() for s in policy]
+    assert all((s.advantages[s.loss_mask] == 0.5).all() for s in batch.sequences)  # γ = λ = 1: reward 1 − v
+    assert batch.metrics["handover/boundaries"] == 1.0
+    assert batch.metrics["handover/value_gap_mean"] == 0.0
 
 
 def drain(stage):
