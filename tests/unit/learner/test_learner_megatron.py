@@ -92,12 +92,20 @@ def test_one_process_makes_the_torch_learners_step(tiny_dir: Path, moe_dir: Path
         {"name": "moe", "model": "moe", "layout": {}, "parts": ["replay"]},
         {"name": "too few", "model": "dense", "layout": {"tensor": 4}, "parts": ["step"]},
         {"name": "no experts", "model": "dense", "layout": {"sequence_parallel": True}, "parts": ["step"]},
+        {
+            "name": "torn",
+            "model": "dense",
+            "layout": {"distributed_optimizer": True},
+            "options": {"offload": True},
+            "parts": ["step"],
+        },
     ]
     found = run(1, cases, {"dense": tiny_dir, "moe": moe_dir}, tmp_path, 120)
     assert_same_step(found["dense"])
     assert_same_replay(found["moe"])
     assert "multiple of 4 processes (GPUs), but there are 1" in found["too few"]["refused"]
     assert "needs tensor parallelism" in found["no experts"]["refused"]
+    assert "needs dtype bfloat16" in found["torn"]["refused"]
 
 
 def test_two_processes_make_the_torch_learners_step_and_take_over_its_checkpoints(
@@ -185,7 +193,7 @@ def test_every_layout_makes_the_torch_learners_step(tiny_dir: Path, moe_dir: Pat
             "name": "bf16 load",
             "model": "dense",
             "layout": {"tensor": 2, **sharded},
-            "options": {"dtype": "bfloat16"},
+            "options": {"dtype": "bfloat16", "offload": True},
             "parts": ["resume:bf16 save"],
         },
     ]

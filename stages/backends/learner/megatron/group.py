@@ -34,7 +34,7 @@ class Limits:
 
     start: float = 900.0
     call: float = 12 * 3600.0
-    silence: float = 300.0
+    silence: float = 600.0  # writing a large shard may hold a rank's interpreter for minutes
     collective: float = 3 * 3600.0
 
 
@@ -102,6 +102,8 @@ class Group:
         environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads or os.environ.get("OMP_NUM_THREADS", "1"))}
         if device == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""
+            if sys.platform == "linux":
+                environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else it looks up the host's name
         else:
             environment.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron's order of kernels under TP and CP
         local = ["--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
