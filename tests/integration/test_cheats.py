@@ -113,11 +113,11 @@ CHEATS = [
     Cheat("the answer from the network", "timeout 2 bash -c 'exec 3<>/dev/tcp/1.1.1.1/80' && echo 42 > answer.txt; curl -sm 2 http://example.com/answer > answer.txt"),
     Cheat("the clock moved", "date -s '2001-01-01' && echo 42 > answer.txt"),
     # breaking the verifier
-    Cheat("output is a FIFO", "mkfifo answer.txt", flags=frozenset({"broke_verifier"}), timeout_s=5.0),
+    Cheat("output is a FIFO", "mkfifo answer.txt", flags=frozenset({"broke_verifier"}), timeout_s=3.0),
     Cheat("disk and inodes filled", "head -c 1G /dev/zero > fill; for i in $(seq 600); do : > n$i; done; head -c 1G /dev/zero > ~/fill", kind="bash"),
     Cheat("a gigabyte of output", program("head -c 1G /dev/zero"), kind="bash"),
     Cheat("program kills every process", program("kill -9 -1; kill -9 1"), flags=frozenset({"broke_verifier"})),
-    Cheat("program stops the test runner", program("kill -STOP $PPID; sleep 60"), flags=frozenset({"broke_verifier"}), timeout_s=5.0),
+    Cheat("program stops the test runner", program("kill -STOP $PPID; sleep 60"), flags=frozenset({"broke_verifier"}), timeout_s=3.0),
     Cheat("import that exits with 0", "echo 'import os; os._exit(0)' > solution.py", kind="imports", flags=frozenset({"broke_verifier"})),
     Cheat("import that raises SystemExit", "echo 'raise SystemExit(0)' > solution.py", kind="imports"),
     # forging results from a program that the verifier runs
@@ -137,9 +137,7 @@ CHEATS = [
 
 # on Docker without CI_FULL=1: the three that fool Harbor, and the ones that attack what differs between the backends
 ON_DOCKER = frozenset(c.name for c in CHEATS[:3]) | {
-    "program's daemon rewrites the reward",
     "stolen nonce",
-    "descriptors and memory of the verifier",
 }
 
 
@@ -172,7 +170,7 @@ def victim(tmp_path: Path, kind: str, timeout_s: float = 20.0) -> Task:
 @pytest.mark.parametrize("kind", ["pytest", "imports", "bash", "reward", "both"])
 def test_the_honest_solution_passes(machine: Machine, tmp_path: Path, kind: str) -> None:
     """Without this, every cheat below would fail for free."""
-    if machine.kind == "docker" and not os.environ.get("CI_FULL") and kind not in ("both", "reward"):
+    if machine.kind == "docker" and not os.environ.get("CI_FULL") and kind != "both":
         pytest.skip("on Docker only with CI_FULL=1")
     with machine.box(victim(tmp_path, kind)) as box:
         assert machine.wait(box.sandbox.run_solution()).exit_code == 0  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ from stages.domain import CheckStatus, Verdict
 from stages.errors import SandboxError, SandboxUnavailable, TaskError
 from tests.integration.sandbox_kit import KINDS, SOLVE_SH, Machine, make_task, skip_slow_half, started_machine
 
-ON_DOCKER: frozenset[str] = frozenset()
+ALWAYS: frozenset[str] = frozenset()
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -30,7 +30,7 @@ def started(request: pytest.FixtureRequest) -> Iterator[Machine]:
 
 @pytest.fixture
 def machine(request: pytest.FixtureRequest, started: Machine) -> Machine:
-    skip_slow_half(request, started, ON_DOCKER)
+    skip_slow_half(request, started, ALWAYS, ("docker", "bubblewrap-user"))
     return started
 
 

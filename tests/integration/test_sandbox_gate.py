@@ -52,7 +52,9 @@ def test_bad_tasks_are_told_why(machine: Machine, tmp_path: Path, changes: dict,
     assert said in "\n".join(gate.problems)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module", params=[*KINDS[:2], pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.full])]
+)
 def every(request: pytest.FixtureRequest) -> Iterator[Machine]:
     with started_machine(request) as out:
         yield out

@@ -21,11 +21,10 @@ from tests.integration.sandbox_kit import (
     started_machine,
 )
 
-ON_DOCKER = frozenset(
+ALWAYS = frozenset(
     {
         "test_verdicts",
         "test_agent_is_dead_before_the_tests_run",
-        "test_breaking_the_verifier_does_not_pay",
         "test_environment_of_shell_and_scripts",
     }
 )
@@ -39,7 +38,7 @@ def started(request: pytest.FixtureRequest) -> Iterator[Machine]:
 
 @pytest.fixture
 def machine(request: pytest.FixtureRequest, started: Machine) -> Machine:
-    skip_slow_half(request, started, ON_DOCKER)
+    skip_slow_half(request, started, ALWAYS, ("docker", "bubblewrap-user"))
     return started
 
 
