@@ -85,7 +85,7 @@ def worker(settings: Settings, database_url: str, pool: str = "cpu") -> Service:
 def worker_command(pool: str, name: str | None = None) -> tuple[str, ...]:
     # Without --name every restart would leave one more dead worker in Prefect's list.
     name = name or f"{socket.gethostname()}-{pool}"
-    options = ("--pool", pool, "--type", "process", "--name", name)
+    options: tuple[str, ...] = ("--pool", pool, "--type", "process", "--name", name)
     if pool == "gpu":  # a cycle's learner takes the GPUs of its machine: others wait for their turn
         options += ("--limit", "1")
     return (sys.executable, "-m", "prefect", "worker", "start", *options)
