@@ -100,7 +100,6 @@ def reconcile(
     out = terminal.console()
     while True:
         try:
-            deliver_once(settings, database.url(settings))
             repairs = look_once(settings, database.url(settings))
         except RsiError as error:
             if every is None:
@@ -109,6 +108,12 @@ def reconcile(
             repairs = ()
         for repair in repairs:
             out.print(f"Cycle {repair.cycle_id}: {repair.before} → {repair.after}. {repair.message}")
+        try:
+            deliver_once(settings, database.url(settings))
+        except RsiError as error:
+            if every is None:
+                raise
+            print(f"error: {error}", file=sys.stderr, flush=True)
         if every is None:
             if not repairs:
                 out.print("Nothing to repair.")

@@ -13,7 +13,7 @@ from orchestrator import models as m
 from orchestrator.lineage import Edge, Lineage, Side
 from stages.domain import Phase
 from webui import formats
-from webui.charts.dag import WIDTH, colour_of, dag
+from webui.charts.dag import colour_of, dag
 from webui.charts.figures import MAX_POINTS, CurvePoint, ev_figure, success_figure, thin
 from webui.charts.gantt import gantt
 from webui.charts.palette import COLOURS, colour_index
@@ -169,8 +169,15 @@ def test_graph_runs_left_to_right_without_overlap(data: st.DataObject) -> None:
     assert len({(n.x, n.y) for n in graph.nodes}) == len(rows)
     assert len(graph.edges) == len(edges)
     for e in edges:
-        assert place[e.child_id].x >= place[e.parent_id].x + WIDTH
-    assert all(n.x + WIDTH <= graph.width and n.y + 42 <= graph.height for n in graph.nodes)
+        assert place[e.child_id].x >= place[e.parent_id].x + graph.box_width
+    assert all(n.x + graph.box_width <= graph.width and n.y + 42 <= graph.height for n in graph.nodes)
+
+
+def test_boxes_fit_long_names() -> None:
+    short = dag(Lineage(checkpoints=[checkpoint(1, None, None)], edges=[]))
+    long = dag(Lineage(checkpoints=[checkpoint(1, None, None, name="RPR-1 seed critic")], edges=[]))
+    assert long.box_width > short.box_width
+    assert long.width >= long.box_width
 
 
 def test_the_five_colours_are_fixed() -> None:

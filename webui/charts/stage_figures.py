@@ -104,7 +104,7 @@ def smoothed(values: Sequence[float | None], span: int) -> list[float | None]:
             out.append(None)
             continue
         total, weight = keep * total + value, keep * weight + 1
-        out.append(total / weight)
+        out.append(float(f"{total / weight:.9g}"))  # without noise that a constant would be zoomed into
     return out
 
 
@@ -205,6 +205,6 @@ def _layout(chart: Chart, steps: Sequence[Step], kept: int, legend: bool, *, log
             "range": [-0.6, max(len(steps) - 0.4, 0.6)],
             **spike,
         },
-        "yaxis": {"zeroline": False, "type": "log" if log else "linear", "rangemode": "normal", "nticks": 6},
+        "yaxis": {"zeroline": False, "type": "log" if log else "linear", "rangemode": "normal", "nticks": 6, "exponentformat": "e"},
         "shapes": shapes,
     }

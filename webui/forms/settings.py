@@ -103,6 +103,7 @@ RPR = (
     _s("gamma_turn", "γ a turn", "", "spec §3.2"),
     _s("lambda_turn", "λ a turn", "", "spec §3.2"),
     _s("whiten_advantages", "Whiten advantages", "", "spec §5"),
+    _s("keep_log_probs", "Keep the learner's log-probabilities", "For the token view; one more actor forward a step."),
     _s("time_limit", "Attempts out of time", "", "spec §3.3"),
     _s("handover", "Summaries", "How value is handed over a summary.", "spec §3.4"),
 )

@@ -39,7 +39,7 @@ def costs_from(expected: Mapping[str, Any]) -> str:
     plan = "Attempts and updates are counted from the plan; wall time is for the embedded model on two cores."
     like = expected.get("like")
     if not like:
-        return f"{plan} Tokens, sandbox and sampler time need a measured cycle of this recipe: there is none yet."
+        return f"{plan} Tokens, sandbox and sampler time need a measured cycle of this recipe: there was none."
     return f"{plan} Tokens, sandbox and sampler time: the middle half of the attempts of cycle {like}, times attempts."
 
 

@@ -11,7 +11,7 @@
 
   // A link to a field opens the group that it is folded into.
   const open = () => {
-    const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
     const fold = target?.closest("details");
     if (fold) { fold.open = true; target.scrollIntoView({ block: "center" }); target.focus?.(); }
   };
