@@ -235,3 +235,5 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(s["step"], s["verdict"]) for s in only["steps"]] == [("one", "passed"), ("two", "passed")]
     refused = CliRunner().invoke(app, [*arguments, "shell"])
     assert "cannot do tasks of several steps" in str(refused.exception)
+    docker = CliRunner().invoke(app, [*arguments, "oracle", "--backend", "docker"])
+    assert "--backend bubblewrap only" in str(docker.exception)
