@@ -43,6 +43,7 @@ class ReviewsContext(PageContext):
     count: int
     count_capped: bool
     mine: bool  # only what waits for the viewer
+    all_states: bool  # the list mixes states
     start_href: str  # the first that waits for the viewer; empty when nothing does
     next_href: str
     here: str  # address of this list, to come back to

@@ -224,6 +224,7 @@ def _page(
         count=min(count, COUNT_CAP),
         count_capped=count >= COUNT_CAP,
         mine=where.mine,
+        all_states=where.state == "all" and not where.mine,
         start_href=urls.review(first[0]) if first else "",
         next_href=href(after=f"{shown[-1].stage_id}.{shown[-1].id}") if len(rows) > PAGE else "",
         here=href(),
