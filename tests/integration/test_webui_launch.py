@@ -165,7 +165,11 @@ def test_every_wrong_field_has_its_error_and_nothing_is_created(lead: SignedIn) 
     ("changes", "control", "words"),
     [
         ({"rpr.0.over_sampling_batch_size": "2"}, "rpr.0.over_sampling_batch_size", "at least global_batch_size"),
-        ({"set": 'learner.backend = "megatron"'}, "set", "needs a GPU worker"),
+        (
+            {"set": 'learner.backend = "megatron"\nlearner.layout.tensor_model_parallel_size = 8'},
+            "set",
+            "cannot be divided by 8",
+        ),
         ({"base": "/no/such/folder"}, "base", "no such folder"),
         ({"base": "999999"}, "base", "999999"),
         ({"pool": "/no/such/pool"}, "pool", "name your own validation_suite"),
