@@ -75,8 +75,11 @@ def upgrade() -> None:
     due = sa.text("state = 'waiting'")
     op.create_index("ix_webhook_delivery_due", "webhook_delivery", ["next_at"], postgresql_where=due)
     op.create_index("ix_webhook_delivery_notice_id", "webhook_delivery", ["notice_id"])
+    moves = sa.text("kind IN ('cycle.state', 'alarm')")
+    op.create_index("ix_event_moves", "event", ["cycle_id", "kind", "id"], postgresql_where=moves)
 
 
 def downgrade() -> None:
+    op.drop_index("ix_event_moves", table_name="event")
     for table in ("webhook_delivery", "webhook", "inbox_item", "notice"):
         op.drop_table(table)

@@ -14,7 +14,12 @@ class Event(SQLModel, table=True):
     """Append-only fact (a trigger refuses UPDATE and DELETE). `id` is the SSE id: ids become visible in order."""
 
     __tablename__ = "event"
-    __table_args__ = (sa.Index("ix_event_cycle", "cycle_id", "id"),)
+    __table_args__ = (
+        sa.Index("ix_event_cycle", "cycle_id", "id"),
+        sa.Index(  # the few that say since when a state holds, and what alarmed
+            "ix_event_moves", "cycle_id", "kind", "id", postgresql_where=sa.text("kind IN ('cycle.state', 'alarm')")
+        ),
+    )
 
     id: int | None = Field(default=None, primary_key=True, sa_type=sa.BigInteger)
     cycle_id: int | None = Field(default=None, foreign_key="cycle.id")
