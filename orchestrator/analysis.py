@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator import models as m
+from orchestrator.memo import Memo
 from orchestrator.store import Store
 from orchestrator.store.analysis_queries import AnalysisQueries
 from orchestrator.store.metrics import EV, Point
@@ -16,6 +17,8 @@ from stages.values import EVPoint, Staleness, staleness
 
 FAMILY, TURN = f"{EV}/family/", f"{EV}/turn/"
 PATIENCE = 5  # ours: steps with EV < 0 before the alarm, as `ev_alarm_steps` of a recipe
+
+_SHIFTS: Memo[OversamplingReport] = Memo(32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,19 +100,16 @@ def oversampling(store: Store, stage_id: int, *, phase: Phase = Phase.JOINT, bat
     """Which attempts of a phase were kept and what dropping the others has shifted (spec §7); `batch` is its global
     batch size. The embedded backend completes every attempt, so each step tells. Raises EvaluationError without a step.
     """
+    rows = [tuple(row) for row in AnalysisQueries(store).by_step(stage_id, phase)]
+    key = (stage_id, batch, hash(tuple(rows)))  # the bootstrap over every family takes a second
+    if (known := _SHIFTS.get(key)) is not None:
+        return known
     steps: dict[int, list[Finished]] = {}
-    for row in AnalysisQueries(store).by_step(stage_id, phase):
-        steps.setdefault(row.step, []).append(
-            Finished(
-                id=row.id,
-                family=row.family,
-                turns=row.n_turns,
-                tokens=row.n_sampled,
-                passed=row.strict,
-                counts=row.verdict.counts,
-            )
+    for step, attempt, family, verdict, strict, turns, tokens in rows:
+        steps.setdefault(step, []).append(
+            Finished(id=attempt, family=family, turns=turns, tokens=tokens, passed=strict, counts=verdict.counts)
         )
-    return oversampling_report([steps[s] for s in sorted(steps)], batch=batch)
+    return _SHIFTS.put(key, oversampling_report([steps[s] for s in sorted(steps)], batch=batch))
 
 
 # ------------------------------------------------------------------------------------------------ reference data

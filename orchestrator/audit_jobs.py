@@ -21,7 +21,7 @@ from stages.domain import FamilyScale, Phase
 from stages.errors import RsiError
 from stages.rewards import Progress, RewardKind
 
-AT_ONCE = 20_000  # attempts that a request re-scores itself; measured: about 0.4 s
+AT_ONCE = 20_000  # attempts that a request re-scores itself; measured: 0.2 s of CPU, 0.7 s on a very busy machine
 KEPT = 50  # finished jobs that are remembered
 
 

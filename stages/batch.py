@@ -149,6 +149,13 @@ def _valued(sequence: TrainSequence, estimator: Estimator) -> TrainSequence:
     return replace(sequence, loss_mask=mask)
 
 
+def with_log_probs(learner: Learner, batch: Batch) -> Batch:
+    """The batch with the learner's log-probabilities of its tokens before the update, for the gap of each (spec §6.3)."""
+    found = iter(learner.log_probs(batch.sequences, temperature=1.0))
+    kept = tuple(replace(t, log_probs=tuple(next(found) for _ in t.advantages)) for t in batch.trained_on)
+    return replace(batch, trained_on=kept)
+
+
 def _sequence(segment: Segment) -> TrainSequence:
     return TrainSequence(
         tokens=segment.tokens,

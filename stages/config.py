@@ -176,6 +176,7 @@ class RPRConfig(Strict):
     lambda_token: Fraction = 1.0
     lambda_token_per_turn: Fraction | None = None  # λ_token = this^(1 / mean nodes per turn of the profiling attempts)
     whiten_advantages: bool = False
+    keep_log_probs: bool = False  # ours: the learner's log-probabilities of every token, one more actor forward a step
     time_limit: Literal["terminal", "bootstrap", "mask"] = "terminal"
     handover: Literal["full", "value_only", "none"] = "full"
 

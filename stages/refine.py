@@ -14,7 +14,7 @@ from pathlib import Path
 from stages.alarms import alarms
 from stages.backends.learner.checkpoint import digest_weights
 from stages.backends.protocols import OptimConfig
-from stages.batch import Batch, collect, score
+from stages.batch import Batch, collect, score, with_log_probs
 from stages.config import RPRConfig
 from stages.context import StageContext, serve
 from stages.domain import Phase, Task
@@ -84,6 +84,8 @@ def _step(
     trajectories, masked = yield from collect(ctx, config, pool, phase, step)
     sampled = time.monotonic()
     batch = score(learner, config, trajectories, reward)
+    if config.keep_log_probs and phase is Phase.JOINT:
+        batch = with_log_probs(learner, batch)
     metrics = dict(batch.metrics) | {"rollout/masked": masked}
     metrics |= learner.critic_step(batch.sequences, value_clip=config.value_clip)
     if phase is Phase.JOINT:

@@ -20,6 +20,7 @@ from orchestrator.runner import run_cycle
 from orchestrator.settings import Settings
 from orchestrator.store import Store
 from orchestrator.store.trajectories import TrajectoryFilter
+from orchestrator.token_view import turn_tokens
 from orchestrator.transitions import resume
 from stages.backends.learner.checkpoint import digest_weights
 from stages.domain import Decision, Phase
@@ -103,6 +104,11 @@ def check_records(store: Store, cycle_id: int) -> None:
     boundaries = store.trajectories.boundaries(stages["RPR-1"].id)
     assert boundaries["drift_tokens"] == 0
     assert boundaries["strict_prefix"] > 0
+    where = TrajectoryFilter(stage_id=stages["RPR-1"].id, phase=Phase.JOINT)
+    trained = next(t for t in store.trajectories.list(where).items if t.reward is not None)
+    turn = turn_tokens(store, trained.id, 0)
+    assert turn.scored
+    assert all(t.text is not None and t.value is not None and t.advantage is not None for t in turn.tokens if t.trained)
     for name in ("RSR-1", "RSR-2"):
         arms = {row[0]: row for row in store.replays.success(stages[name].id)}
         assert {"own", "none", "other"} <= set(arms)

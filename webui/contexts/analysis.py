@@ -92,6 +92,7 @@ class CompareContext(PageContext):
     references: Sequence[m.ReferenceRow]
     four: Sequence[tuple[Column, FourSuites]]
     four_names: Sequence[str]
+    four_references: Sequence[m.ReferenceRow]
     rows: Sequence[MatrixRow]
     row_count: int  # before paging
     flips_only: Choice | None

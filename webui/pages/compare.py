@@ -137,11 +137,12 @@ def compare(
             for name in TABLES.get(view, ())
         ],
         scores=comparison_rows.score_rows(report) if view is View.SCORES else [],
-        score_flags=[(x.label, f.text) for x in report.measured for f in x.score.flags],
+        score_flags=_score_flags(report),
         differences=_differences(report, columns),
         references=report.references if view is View.SCORES else [],
         four=[(c, four[c.id]) for c in columns if c.id in four],
         four_names=t.FOUR_NAMES,
+        four_references=store.references.list(suite="four-suite mean") if four else [],
         rows=shown[start : start + TASKS],
         row_count=len(shown),
         flips_only=here.choice("1", "flips only", flips, flips=None if flips else 1, start=None),
@@ -278,6 +279,13 @@ def _differences(report: comparisons.SuiteReport, columns: Sequence[Column]) -> 
         Difference(column=by_label[x.after], result=x, flags=[f for f in x.flags if of_pair(f)])
         for x in report.comparisons
     ]
+
+
+def _score_flags(report: comparisons.SuiteReport) -> list[tuple[str, str]]:
+    """What makes one checkpoint's score doubtful, and what was not used for it."""
+    flags = [(x.label, f.text) for x in report.measured for f in x.score.flags]
+    more = "{} other evaluation{} of it on this suite stored, and not used"
+    return flags + [(x.label, more.format(x.older, "" if x.older == 1 else "s")) for x in report.measured if x.older]
 
 
 def _rows(store: Store, report: comparisons.SuiteReport, table: str) -> list[dict[str, Any]]:
