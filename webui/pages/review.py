@@ -241,11 +241,19 @@ def _hidden(store: Store, viewer: Viewer, look: reviewing.Look) -> tuple[list[Hi
     for name, text in texts.items():
         marks = []
         for n, f in enumerate(look.findings, start=1):
-            at = text.lower().find(f.evidence.lower()) if f.evidence and f.evidence_source.startswith(name) else -1
-            if at >= 0:
+            if f.evidence and f.evidence_source.startswith(name) and (at := _matched(text, f)) >= 0:
                 marks.append((at, at + len(f.evidence), n, f.severity is Severity.HARD))
         files.append(HiddenFile(name=name, spans=spans(text, marks), findings=[n for _, _, n, _ in marks]))
     return files, ""
+
+
+def _matched(text: str, finding: m.Finding) -> int:
+    """Where the evidence stands in a hidden file, from the line on that the finding names; -1 when it does not."""
+    line = finding.evidence_source.rpartition(":")[2]
+    start = 0
+    if line.isdecimal():
+        start = sum(len(row) for row in text.splitlines(keepends=True)[: int(line) - 1])
+    return text.lower().find(finding.evidence.lower(), start)
 
 
 def _revisions(look: reviewing.Look) -> list[Choice]:
