@@ -96,17 +96,37 @@ class ExecStream:
             for frame in got:
                 yield frame
 
-    async def exit_code(self) -> int | None:
-        """None while it runs."""
+    async def exit_code(self) -> int:
+        """After the end of the stream. Raises SandboxError when the engine has lost the program's end."""
         for _ in range(100):
             answer = await call(self._api.exec_inspect, self.id)
             if not answer["Running"]:
-                return answer["ExitCode"]
-            await asyncio.sleep(0.02)
-        return None
+                return int(answer["ExitCode"] or 0)
+            await asyncio.sleep(0.05)
+        raise SandboxError("docker engine: an exec is over and the engine does not say how it ended")
 
     def close(self) -> None:
         self._socket.close()
+
+
+async def run_detached(
+    api: docker.APIClient, container: str, command: list[str], *, user: str, seconds: float = 5.0
+) -> int | None:
+    """Exit code of a short program in a container; None when the engine has lost it.
+
+    Engines do so now and then, under load, when the program kills its neighbours: the exec is "running" for ever and its
+    stream never ends. So it is started detached, and asked after for a limited time.
+    """
+    made = await call(api.exec_create, container, command, stdout=False, stderr=False, user=user, workdir="/")
+    await call(api.exec_start, made["Id"], detach=True)
+    deadline, pause = time.monotonic() + seconds, 0.01
+    while time.monotonic() < deadline:
+        state = await call(api.exec_inspect, made["Id"])
+        if not state["Running"]:
+            return int(state["ExitCode"] or 0)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, 0.2)
+    return None
 
 
 def make_tar(entries: Iterable[Entry], *, uid: int, folders: Iterable[tuple[str, int, int]] = ()) -> bytes:
@@ -146,6 +166,20 @@ def read_archive(api: docker.APIClient, container: str, path: str, limit: int) -
         spool.write(chunk)
     spool.seek(0)
     return tarfile.open(fileobj=spool)
+
+
+def shadow(root: Path, inside: str, member: tarfile.TarInfo) -> None:
+    """The name of an archive's member below `root`, without its content; never through a link."""
+    path = root / inside
+    if not path.parent.resolve().is_relative_to(root.resolve()):
+        return  # below a link: no real file system hands that out
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if member.isdir():
+        path.mkdir(exist_ok=True)
+    elif member.issym():
+        path.symlink_to(member.linkname)
+    elif not path.exists():
+        path.touch()
 
 
 class DockerImages:

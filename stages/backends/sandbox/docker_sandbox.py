@@ -18,7 +18,16 @@ from stages.backends.protocols import CommandResult, VerifierReport
 from stages.backends.sandbox.bundle import TaskBundle
 from stages.backends.sandbox.capture import Capture
 from stages.backends.sandbox.conversation import command_line
-from stages.backends.sandbox.docker_engine import ATTEMPT, ExecStream, call, make_tar, read_archive, remove_labelled
+from stages.backends.sandbox.docker_engine import (
+    ATTEMPT,
+    ExecStream,
+    call,
+    make_tar,
+    read_archive,
+    remove_labelled,
+    run_detached,
+    shadow,
+)
 from stages.backends.sandbox.docker_shell import KILLER, PRELUDE, DockerShell
 from stages.backends.sandbox.environment import agent_env, script_env
 from stages.backends.sandbox.evidence import ResultWatch, find_forbidden_links, find_planted
@@ -181,11 +190,12 @@ class DockerSandbox:
     async def _kill(self, signal: str, since: tuple[int, int], also: int) -> None:
         await self._helper(KILLER, signal, *map(str, since), str(also))
 
-    async def _helper(self, script: str, *arguments: str) -> int:
-        """A short script of builtins as the agent's user; its exit code."""
+    async def _helper(self, script: str, *arguments: str) -> int | None:
+        """A short script of builtins as the agent's user; its exit code, None when the engine has lost it."""
         command = ["/bin/bash", "--noprofile", "--norc", "-c", script, "bash", *arguments]
-        answer = await call(self._container.exec_run, command, user=f"{self._uid}:{self._uid}", workdir="/")
-        return int(answer.exit_code or 0)
+        return await run_detached(
+            self._backend.client.api, self._container.id, command, user=f"{self._uid}:{self._uid}"
+        )
 
     def _image_files(self) -> list[tuple[str, int, bytes]]:
         """Regular files that the image itself has in the workdir (a volume hides them)."""
@@ -213,9 +223,16 @@ class DockerSandbox:
         if self._shell is not None:
             self._shell.close()
             self._shell = None
+        lost = 0
         for _ in range(50):
-            if await self._helper(_SWEEP) == 0:
+            code = await self._helper(_SWEEP)
+            if code == 0:
                 return
+            lost += code is None
+            if lost > 2:
+                raise SandboxError(
+                    "docker engine: it loses the ends of its execs; nobody can tell whether the agent is dead"
+                )
         raise SandboxError("processes of the agent survive SIGKILL in the container")
 
     async def _judge(self) -> tuple[Judgement, str]:
@@ -319,7 +336,7 @@ class DockerSandbox:
                     for member in tar:
                         _, _, inside = member.name.partition("/")
                         if inside and ".." not in inside.split("/"):
-                            _shadow(Path(f"{folder}/{number}"), inside, member)
+                            shadow(Path(f"{folder}/{number}"), inside, member)
             return {
                 "planted": [p for p in find_planted(roots) if p not in given],
                 "links": find_forbidden_links(roots),
@@ -344,19 +361,6 @@ class DockerChannel:
             self.data += data
         ended = f'{self.nonces[-1]} {{"end"'.encode()
         return len(self.nonces) < 64 and any(x.startswith(ended) for x in self.data[start:].split(b"\n"))
-
-
-def _shadow(root: Path, inside: str, member: tarfile.TarInfo) -> None:
-    path = root / inside
-    if not path.parent.resolve().is_relative_to(root.resolve()):
-        return  # below a link: no real file system hands that out
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if member.isdir():
-        path.mkdir(exist_ok=True)
-    elif member.issym():
-        path.symlink_to(member.linkname)
-    elif not path.exists():
-        path.touch()
 
 
 def _remove(container: Any) -> None:
