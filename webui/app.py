@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -21,7 +22,7 @@ from webui.errors import error_page
 from webui.oidc import Provider
 from webui.pages.parts import no_nul
 from webui.rendering import STATIC
-from webui.security import BodyLimit, SecurityHeaders
+from webui.security import ACCESS_LOG_FILTER, BodyLimit, SecurityHeaders
 from webui.sign_in import Keys, SignIn
 
 YEAR_S = 31_536_000
@@ -72,6 +73,7 @@ def create_app(store: Store | None = None, settings: Settings | None = None) -> 
     app.state.provider = Provider(settings, app.state.keys.key) if settings.oidc_issuer else None
     app.add_middleware(SignIn, store=opened, settings=settings, keys=app.state.keys)
     app.add_middleware(GZipMiddleware, minimum_size=1024)
+    logging.getLogger("uvicorn.access").addFilter(ACCESS_LOG_FILTER)
     app.add_middleware(BodyLimit)
     app.add_middleware(SecurityHeaders)
     app.mount("/static", HashedFiles(directory=STATIC), name="static")

@@ -116,7 +116,17 @@ def setting(value: object) -> str:
 
 def visible(text: str) -> str:
     """Terminal text with its control characters written out (^[ for escape), so that none acts on the page or hides text."""
-    return _CONTROL.sub(_picture, text.replace("\r\n", "\n").replace("\t", "    "))
+    return str(shown(text.replace("\t", "    ")))
+
+
+def shown(value: object) -> object:
+    """What a template puts on a page: every text of it goes through here, so that no page can forget to.
+
+    Tabs and line ends stay, and markup of our own (`Markup`) is left alone.
+    """
+    if type(value) is not str or value.isprintable():
+        return value
+    return _CONTROL.sub(_picture, value.replace("\r\n", "\n"))
 
 
 def _picture(match: re.Match[str]) -> str:

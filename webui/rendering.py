@@ -103,6 +103,7 @@ def environment() -> Environment:
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=formats.shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
