@@ -20,29 +20,36 @@
 
   // ------------------------------------------------------------------------ one crosshair and one zoom for all charts
   const charts = () => [...document.querySelectorAll(".chart[data-sync].js-plotly-plot")];
-  let moving = false;
-  const others = (one, act) => {
-    if (moving) return;
-    moving = true;
-    try { for (const chart of charts()) if (chart !== one) act(chart); } finally { moving = false; }
+  const others = (one) => charts().filter((chart) => chart !== one);
+  // What this file does to the other charts is reported by them as well, and later: only what a pointer did is passed on,
+  // and a zoom only to charts that do not have it yet.
+  const ofPointer = (event) => event.event instanceof Event;
+  const zoomed = (chart, low, high) => {
+    const [from, to] = chart._fullLayout.xaxis.range;
+    const near = (high - low) / 1e6;
+    return Math.abs(from - low) <= near && Math.abs(to - high) <= near;
   };
   const join = (chart) => {
     chart.on("plotly_hover", (event) => {
+      if (!ofPointer(event)) return;
       const at = event.points[0].x;
-      others(chart, (other) => {
+      for (const other of others(chart)) {
         const points = other.data.flatMap((trace, curve) => {
           const index = trace.hoverinfo === "skip" ? -1 : trace.x.indexOf(at);
           return index < 0 || trace.y[index] == null ? [] : [{ curveNumber: curve, pointNumber: index }];
         });
         if (points.length) window.Plotly.Fx.hover(other, points);
         else window.Plotly.Fx.unhover(other);
-      });
+      }
     });
-    chart.on("plotly_unhover", () => others(chart, (other) => window.Plotly.Fx.unhover(other)));
+    chart.on("plotly_unhover", (event) => {
+      if (ofPointer(event)) for (const other of others(chart)) window.Plotly.Fx.unhover(other);
+    });
     chart.on("plotly_relayout", (change) => {
-      const zoom = {};
-      for (const key of ["xaxis.range[0]", "xaxis.range[1]", "xaxis.autorange"]) if (key in change) zoom[key] = change[key];
-      if (Object.keys(zoom).length) others(chart, (other) => window.Plotly.relayout(other, zoom));
+      if (!Object.keys(change).some((key) => key.startsWith("xaxis."))) return;
+      const [low, high] = chart._fullLayout.xaxis.range;
+      for (const other of others(chart))
+        if (!zoomed(other, low, high)) window.Plotly.relayout(other, { "xaxis.range[0]": low, "xaxis.range[1]": high });
     });
   };
   const seen = new WeakSet();
