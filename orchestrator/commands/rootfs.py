@@ -80,7 +80,14 @@ def build(
 
 @app.command("list")
 def list_(json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False) -> None:
-    """The root filesystems of this installation."""
+    """The root filesystems of this installation.
+
+    Examples:
+
+        rsi rootfs list
+
+        rsi rootfs list --json
+    """
     from orchestrator.rootfs import FOLDER
     from stages.backends.sandbox.rootfs import built_below
 
