@@ -95,7 +95,9 @@ class LoggedSandbox:
     async def check(self, step: Task) -> VerifierReport:
         """One step's verifier; the agent can go on. Raises SandboxError where the backend cannot."""
         if not isinstance(self._inner, Checks):
-            raise SandboxError("this sandbox backend cannot run tasks of several steps; use --backend bubblewrap")
+            raise SandboxError(
+                "this sandbox backend cannot run tasks of several steps; use --backend bubblewrap or docker"
+            )
         report = await self._inner.check(step)
         self.log.report(report)
         return report

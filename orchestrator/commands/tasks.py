@@ -148,7 +148,7 @@ def run(
     `oracle` runs the task's solution, `nop` does nothing, `shell` gives you the sandbox line by line (Ctrl-D or `done`
     ends it and verifies). Models get one command a turn, or with `--harness terminus2` a terminal. A key for a URL is read from OPENAI_API_KEY and never logged.
 
-    A task of several steps runs them one after another in one bubblewrap sandbox (oracle, nop or a URL), each with its own
+    A task of several steps runs them one after another in one sandbox (oracle, nop or a URL), each with its own
     verifier, until one misses its min_reward.
 
     The exit code is the verdict: 0 passed, 1 failed, 3 no verdict (sandbox, model or verifier broke), 2 could not start.
@@ -173,8 +173,6 @@ def run(
         raise ConfigError("--agent shell is one person's one attempt; leave --attempts out")
     with contextlib.ExitStack() as scratch:
         steps = scratch.enter_context(step_runs.loaded_steps(folder))
-        if steps and backend != "bubblewrap":
-            raise ConfigError(f"{folder}: a task of several steps runs with --backend bubblewrap only")
         loaded = steps.task if steps else scratch.enter_context(task_runs.loaded_task(folder))
         task = task_runs.runnable(loaded, backend, anyway=anyway)
         start = _agent(agent, task, attempts, model, temperature, prompt, seed, harness, steps, quiet=json)

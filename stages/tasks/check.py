@@ -259,7 +259,7 @@ def _sandbox(content: Mapping[str, bytes], config: TaskToml, problem: _Make) -> 
             "several-steps",
             "task.toml",
             line,
-            "`rsi tasks run` runs it in bubblewrap; a suite cannot hold it",
+            "`rsi tasks run` runs it; a suite cannot hold it",
         )
 
 

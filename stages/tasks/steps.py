@@ -102,7 +102,7 @@ class StepTask:
 def step_tasks(
     folder: Path, suite: str, content: Mapping[str, bytes], config: TaskToml, place: Path
 ) -> tuple[StepTask, ...]:
-    """Each step as a task whose tests and solution lie below `place`. Raises TaskError for what cannot be run."""
+    """Each step as a task whose folder lies below `place`. Raises TaskError for what cannot be run."""
     out: list[StepTask] = []
     files: dict[str, bytes] = {}
     for number, (step, row) in enumerate(zip(read_steps(folder, content, config), config.steps or (), strict=True)):
@@ -117,7 +117,7 @@ def step_tasks(
             **{f"tests/{name}": data for name, data in step.tests.items()},
             **{f"solution/{name}": data for name, data in step.solution.items()},
         }
-        _lay_out(root, {n: d for n, d in own.items() if n.startswith(("tests/", "solution/"))})
+        _lay_out(root, own)
         agent = config.agent.model_copy(update={"timeout_sec": step.agent_timeout_s})
         update = {"steps": None, "agent": agent, "verifier": _verifier(config, row)}
         task = build_task(folder, suite, own, config.model_copy(update=update))

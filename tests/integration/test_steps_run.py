@@ -17,6 +17,7 @@ from orchestrator.cli import app
 from orchestrator.step_runs import loaded_steps, run_steps
 from orchestrator.task_runs import Attempt
 from stages.backends.sandbox.bubblewrap import BubblewrapBackend
+from stages.backends.sandbox.docker import DockerBackend
 from stages.domain import EndReason, Task, Verdict
 from stages.errors import SandboxError, TaskError
 from stages.tasks.digests import read_folder
@@ -235,5 +236,32 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(s["step"], s["verdict"]) for s in only["steps"]] == [("one", "passed"), ("two", "passed")]
     refused = CliRunner().invoke(app, [*arguments, "shell"])
     assert "cannot do tasks of several steps" in str(refused.exception)
-    docker = CliRunner().invoke(app, [*arguments, "oracle", "--backend", "docker"])
-    assert "--backend bubblewrap only" in str(docker.exception)
+
+
+@pytest.mark.docker
+@pytest.mark.full
+def test_the_same_on_a_docker_engine(docker_url: str, tmp_path: Path) -> None:
+    cheats = [CHEATS[name] for name in ("waits for tests", "links")]
+    honest = {
+        "one": ["echo one > first.txt; ln first.txt hard; mkfifo pipe; (while :; do echo x >> ticks; sleep 0.05; done) &"],
+        "two": ["wc -l < ticks; sleep 0.5; wc -l < ticks", "ls -A /app /tmp /root; ls -d /tests /logs", "echo two > second.txt"],
+    }  # fmt: skip
+    typist = Typist(honest, *({"one": [command], "two": ["echo two > second.txt"]} for command in cheats))
+    with loaded_steps(write(tmp_path / "t")) as plan:
+        assert plan is not None
+        results = []
+        for agent, n in ((Oracle(), 1), (typist, 1 + len(cheats))):
+            place = tmp_path / f"log-{n}"
+            place.mkdir()
+            backend = DockerBackend(image="prepared", base_url=docker_url)
+            results += run_steps(plan, agent, LoggedBackend(backend, place), n)
+    oracle, done, *cheated = results
+    assert (oracle.verdict, oracle.rewards) == (Verdict.PASSED, {"reward": 1.0})
+    assert (done.verdict, done.flags) == (Verdict.PASSED, ())
+    seen = dict(typist.seen)
+    before, after = seen[honest["two"][0]].splitlines()
+    assert int(after) > int(before)
+    assert "left-behind" not in seen[honest["two"][1]]
+    assert seen[honest["two"][1]].count("No such file") == 2
+    for attempt in cheated:
+        assert (attempt.verdict, len(attempt.steps)) == (Verdict.FAILED, 1), attempt.error

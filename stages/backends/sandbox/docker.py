@@ -201,16 +201,26 @@ class DockerBackend:
         sweep(client)
         return client
 
-    async def _open_with(self, task: Task, places: asyncio.Semaphore) -> DockerSandbox:
+    def bundle(self, task: Task) -> TaskBundle:
         key = (str(task.root), task.digest, task.id)
         if key not in self._bundles:
             self._bundles[key] = read_bundle(task)
+        return self._bundles[key]
+
+    async def copy_of(self, sandbox: DockerSandbox, step: Task) -> DockerSandbox:
+        """A container of `step` without an agent, in the present state of another attempt."""
+        return await self._open_with(step, asyncio.Semaphore(1), sandbox)
+
+    async def _open_with(
+        self, task: Task, places: asyncio.Semaphore, state_of: DockerSandbox | None = None
+    ) -> DockerSandbox:
+        bundle = self.bundle(task)
         image = await self.images.of(task) if self._client else self.client
         await places.acquire()
-        sandbox = DockerSandbox(self, task, self._bundles[key], image, self._uid + next(self._numbers), places)
+        sandbox = DockerSandbox(self, task, bundle, image, self._uid + next(self._numbers), places)
         self._alive.add(sandbox)
         try:
-            await sandbox.begin()
+            await (sandbox.begin() if state_of is None else sandbox.adopt(state_of))
         except BaseException:
             await asyncio.shield(sandbox.close())
             raise

@@ -18,6 +18,7 @@ from stages.backends.protocols import CommandResult, VerifierReport
 from stages.backends.sandbox.bundle import TaskBundle
 from stages.backends.sandbox.capture import Capture
 from stages.backends.sandbox.conversation import command_line
+from stages.backends.sandbox.docker_channel import DockerChannel
 from stages.backends.sandbox.docker_engine import (
     ATTEMPT,
     ExecStream,
@@ -29,11 +30,12 @@ from stages.backends.sandbox.docker_engine import (
     shadow,
 )
 from stages.backends.sandbox.docker_shell import KILLER, PRELUDE, DockerShell
+from stages.backends.sandbox.docker_state import carried
 from stages.backends.sandbox.environment import agent_env, script_env
 from stages.backends.sandbox.evidence import ResultWatch, find_forbidden_links, find_planted
 from stages.backends.sandbox.verdict import Judgement, VerifierOutput, judge
 from stages.backends.sandbox.verification import evidence_log, report
-from stages.domain import Task
+from stages.domain import Task, Verdict
 from stages.errors import SandboxError, TaskError
 
 if TYPE_CHECKING:
@@ -69,16 +71,42 @@ class DockerSandbox:
         self._report: VerifierReport | None = None
 
     async def begin(self) -> None:
+        await self._first_container()
+        own = await asyncio.to_thread(self._image_files)
+        files = [(p, m, c) for p, m, c in own if p not in self._task.files] + list(self._bundle.trees["files"])
+        if files:
+            await call(self._container.put_archive, self._task.workdir, make_tar(files, uid=self._uid))
+        await self._start_shell()
+
+    async def adopt(self, other: DockerSandbox) -> None:
+        """Instead of `begin`: the state of another attempt, which is paused meanwhile. Here no agent ever acts."""
+        await self._first_container()
+        limit = (self._task.limits.storage_mb << 20) * 5 // 4 + (16 << 20)  # and the headers; more is a file of holes
+        async with other._lock:
+            await call(other._container.pause)
+            try:
+                api, source = self._backend.client.api, other._container.id
+                parts = await asyncio.to_thread(carried, api, source, list(self._volumes), uid=self._uid, limit=limit)
+            except SandboxError as error:  # what no verifier can look at is the agent's doing
+                log = f"[the state of the workspace cannot be copied for the verifier: {error}]"
+                self._report = VerifierReport(verdict=Verdict.FAILED, flags=("broke_verifier",), log=log)
+                return
+            finally:
+                await call(other._container.unpause)
+        for point, content in parts:
+            with content:
+                await call(self._container.put_archive, point, content)
+
+    async def _first_container(self) -> None:
         limits = self._task.limits
         for point in (self._task.workdir, "/tmp", "/root"):
             self._volumes[point] = await self._backend.tmpfs(
                 size_mb=limits.storage_mb, inodes=limits.inodes, uid=self._uid, attempt=self._uid
             )
         await self._start([], trace=True)
-        own = await asyncio.to_thread(self._image_files)
-        files = [(p, m, c) for p, m, c in own if p not in self._task.files] + list(self._bundle.trees["files"])
-        if files:
-            await call(self._container.put_archive, self._task.workdir, make_tar(files, uid=self._uid))
+
+    async def _start_shell(self) -> None:
+        limits = self._task.limits
         self._shell = DockerShell(
             self._connect, self._kill, workdir=self._task.workdir, output_bytes=limits.output_bytes
         )
@@ -125,12 +153,28 @@ class DockerSandbox:
         """The verifier's word on the present state, without the question whose fault a missing verdict is."""
         return (await self._judge())[0]
 
-    async def run_solution(self) -> CommandResult:
-        """Run `solution/solve.sh` in a fresh container on the workspace (the `oracle` agent). Ends the agent's shell."""
-        if not any(path == "solve.sh" for path, _, _ in self._bundle.trees["solution"]):
-            raise TaskError(f"task {self._task.id}: {self._task.root / 'solution' / 'solve.sh'} is missing")
+    async def check(self, step: Task) -> VerifierReport:
+        """As the bubblewrap backend's: `step`'s verifier on a copy of the state; the agent goes on afterwards."""
+        copy = await self._backend.copy_of(self, step)
+        try:
+            return await copy.verify()
+        finally:
+            await copy.close()
+
+    async def run_solution(self, step: Task | None = None) -> CommandResult:
+        """Run `solution/solve.sh` in a fresh container on the workspace (the `oracle` agent). Ends the agent's shell.
+
+        `step`: that step's solution instead; then a new shell is there for what follows.
+        """
+        task, bundle = (self._task, self._bundle) if step is None else (step, self._backend.bundle(step))
+        if not any(path == "solve.sh" for path, _, _ in bundle.trees["solution"]):
+            raise TaskError(f"task {task.id}: {task.root / 'solution' / 'solve.sh'} is missing")
         began = time.monotonic()
-        code, capture, _, _ = await self._script("solution", "solve.sh", self._task.agent_timeout_s)
+        code, capture, _, _ = await self._script("solution", "solve.sh", task.agent_timeout_s, bundle)
+        if step is not None:
+            del self._volumes["/logs"]
+            await self._start([], trace=True)
+            await self._start_shell()
         return CommandResult(
             output=capture.result()[0], exit_code=code, timed_out=code is None, duration_s=time.monotonic() - began
         )
@@ -236,7 +280,9 @@ class DockerSandbox:
         raise SandboxError("processes of the agent survive SIGKILL in the container")
 
     async def _judge(self) -> tuple[Judgement, str]:
-        code, capture, said, nonces = await self._script("tests", "test.sh", self._task.verifier_timeout_s)
+        code, capture, said, nonces = await self._script(
+            "tests", "test.sh", self._task.verifier_timeout_s, self._bundle
+        )
         results, strange = await asyncio.to_thread(self._results)
         evidence = self._evidence
         log = capture.result()[0].decode("utf-8", "replace") + evidence_log(evidence["planted"], evidence["links"])
@@ -252,15 +298,15 @@ class DockerSandbox:
         )
         return judge(output, self._task.checks), log
 
-    async def _script(self, tree: str, name: str, timeout_s: float) -> tuple[int | None, Capture, bytes, list[str]]:
+    async def _script(
+        self, tree: str, name: str, timeout_s: float, bundle: TaskBundle
+    ) -> tuple[int | None, Capture, bytes, list[str]]:
         async with self._lock:
             await self._end_agent()
             self._evidence = await asyncio.to_thread(self._find_evidence)
             logs = await self._backend.tmpfs(size_mb=16, inodes=4096, uid=0, attempt=self._uid)
             self._volumes["/logs"] = logs
-            hidden = await self._backend.filled_volume(
-                f"{tree}:{self._bundle.key}", self._image, self._bundle.trees[tree]
-            )
+            hidden = await self._backend.filled_volume(f"{tree}:{bundle.key}", self._image, bundle.trees[tree])
             tools = await self._backend.tools(self._image)
             await self._start(
                 [Mount(f"/{tree}", hidden, read_only=True), Mount("/opt/rsi", tools, read_only=True)], trace=False
@@ -341,26 +387,6 @@ class DockerSandbox:
                 "planted": [p for p in find_planted(roots) if p not in given],
                 "links": find_forbidden_links(roots),
             }
-
-
-class DockerChannel:
-    """The authenticated result channel over the exec's stderr and stdin (see `channel.py`)."""
-
-    def __init__(self) -> None:
-        self.data = b""
-        self.nonces: list[str] = []
-
-    def lay_out(self) -> bytes:
-        self.nonces.append(os.urandom(16).hex())
-        return self.nonces[-1].encode()
-
-    def feed(self, data: bytes) -> bool:
-        """True when a session has ended and the next nonce is due."""
-        start = self.data.rfind(b"\n") + 1
-        if len(self.data) + len(data) <= _MAX_RESULT_BYTES:
-            self.data += data
-        ended = f'{self.nonces[-1]} {{"end"'.encode()
-        return len(self.nonces) < 64 and any(x.startswith(ended) for x in self.data[start:].split(b"\n"))
 
 
 def _remove(container: Any) -> None:
