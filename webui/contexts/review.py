@@ -87,7 +87,14 @@ class SourceTurn:
     observation: str
     exit_code: int | None
     cited_by: Sequence[int]  # line numbers
-    open: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRun:
+    """Turns that follow each other; those that no line cites are folded away together."""
+
+    cited: bool
+    turns: Sequence[SourceTurn]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +112,7 @@ class ReviewContext(PageContext):
     instruction: str
     lines: Sequence[LineView]
     findings: Sequence[FindingView]
-    turns: Sequence[SourceTurn]
+    turns: Sequence[TurnRun]
     source_href: str
     cite_hrefs: Mapping[int, str]  # turn -> its place on this page, or on the trajectory's
     more_turns: int  # of the source that are not shown

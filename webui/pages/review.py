@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Query, Request
@@ -18,7 +18,7 @@ from stages.errors import RsiError, StoreError
 from webui import formats, urls
 from webui.access import Action, Viewer
 from webui.contexts import Choice, Fact
-from webui.contexts.review import FindingView, HiddenFile, LineView, ReviewContext, SourceTurn, Span
+from webui.contexts.review import FindingView, HiddenFile, LineView, ReviewContext, SourceTurn, Span, TurnRun
 from webui.pages.parts import MAX_ID, missing, queries_of, store_of
 from webui.pages.reviews import REASONS, SeeReviews, last_verdict, reviewers
 from webui.rendering import page
@@ -91,7 +91,7 @@ def show(
             FindingView(number=i, row=f, seen=f.id in look.seen, dismissal=typed.dismissals.get(f.id or 0, ""))
             for i, f in enumerate(look.findings, start=1)
         ],
-        turns=turns,
+        turns=[TurnRun(cited=cited, turns=list(run)) for cited, run in groupby(turns, lambda t: bool(t.cited_by))],
         source_href=urls.trajectory(book.source_trajectory_id),
         cite_hrefs={
             t: f"#t{t}" if t in shown else urls.trajectory(book.source_trajectory_id, turn=t, first=t // 500 * 500)
@@ -206,7 +206,7 @@ def spans(text: str, marks: Sequence[tuple[int, int, int, bool]]) -> list[Span]:
 
 
 def _turns(store: Store, book: m.Runbook) -> tuple[list[SourceTurn], int]:
-    """The source's turns, cited ones open; how many are left out."""
+    """The source's turns; how many are left out."""
     cited: dict[int, list[int]] = {}
     for number, line in enumerate(book.lines, start=1):
         for turn in line["cites"]:
@@ -224,7 +224,6 @@ def _turns(store: Store, book: m.Runbook) -> tuple[list[SourceTurn], int]:
             observation=formats.visible(t.observation),
             exit_code=t.exit_code,
             cited_by=cited.get(t.index, []),
-            open=t.index in cited,
         )
         for t in found
     ]
