@@ -177,7 +177,7 @@ def _run(store: Store, row: m.ExperimentRun) -> tuple[RunResult, list[Evaluation
         missing_verdicts=attempts - sum(e.verdicts for e in own),
         turns=sum(e.turns for e in own) / attempts if attempts else None,
         tokens=sum(e.tokens for e in own) / attempts if attempts else None,
-        ev=tuple(store.metrics.curve([EV], stage_ids=[last.id])),
+        ev=tuple(p for p in store.metrics.curve([EV], stage_ids=[last.id]) if p.phase is not Phase.WARMUP),
         selected=selection.chosen if selection else "",
         departures=tuple(dict.fromkeys(d for r in config.rpr for d in r.departures())),
         spent=spent(store, row.cycle_id) if done else None,
