@@ -50,6 +50,8 @@ def number(value: float | None) -> str:
     if abs(value) < 1e-3 or abs(value) >= 1e6:
         mantissa, exponent = f"{value:.3g}".partition("e")[::2] if "e" in f"{value:.3g}" else f"{value:.2e}".split("e")
         return f"{minus(mantissa.rstrip('0').rstrip('.') if '.' in mantissa else mantissa)}e{int(exponent)}"
+    if abs(value) >= 1000:
+        return number(round(value))
     return minus(f"{value:.3g}")
 
 

@@ -36,6 +36,7 @@ NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
         (formats.number(0.3), "0.3"),
         (formats.number(-2), "−2"),
         (formats.number(1234567), "1 234 567"),
+        (formats.number(1028.8), "1 029"),
         (formats.number(0), "0"),
         (formats.number(None), "—"),
         (formats.number(float("nan")), "—"),
