@@ -264,7 +264,7 @@ def run_model(
 
 
 @contextmanager
-def started(sandboxes: LoggedBackend) -> Iterator[Callable[[Coroutine[Any, Any, R]], R]]:
+def started(sandboxes: SandboxBackend) -> Iterator[Callable[[Coroutine[Any, Any, R]], R]]:
     """A started backend and the way to run coroutines on its event loop."""
     with asyncio.Runner() as runner:
         runner.run(sandboxes.start())

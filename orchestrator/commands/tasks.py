@@ -1,4 +1,4 @@
-"""`rsi tasks check | convert | run`."""
+"""`rsi tasks check | audit | convert | run`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.commands import terminal
+from orchestrator.commands.task_audit import audit
 
 if TYPE_CHECKING:
     from orchestrator.agents import Agent
@@ -27,6 +28,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 CHECKPOINT = "checkpoint:"
+_plain = terminal.plain
 
 
 @app.command()
@@ -71,6 +73,9 @@ def check(
             out.print(_plain(str(problem)))
         out.print(", ".join(f"{n} {s}{'' if n == 1 else 's'}" for s, n in counts.items()) + ".")
     raise typer.Exit(1 if counts[Severity.ERROR] else 0)
+
+
+app.command()(audit)
 
 
 @app.command()
@@ -302,12 +307,6 @@ def _shower(quiet: bool) -> Callable[[CommandResult], None]:
 
 
 # --------------------------------------------------------------------------- output
-
-
-def _plain(text: str) -> str:
-    """What a sandbox or a file name says, without what a terminal would obey or UTF-8 cannot hold."""
-    kept = "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text.replace("\r\n", "\n"))
-    return kept.encode("utf-8", "backslashreplace").decode()
 
 
 def _default_log(task_id: str) -> Path:

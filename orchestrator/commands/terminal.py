@@ -24,6 +24,12 @@ def console() -> Console:
     return made
 
 
+def plain(text: str) -> str:
+    """What a sandbox or a file name says, without what a terminal would obey or UTF-8 cannot hold."""
+    kept = "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text.replace("\r\n", "\n"))
+    return kept.encode("utf-8", "backslashreplace").decode()
+
+
 def settings() -> "Settings":
     """This process's settings, with the ports of what is running. Raises ConfigError for a bad variable."""
     from pydantic import ValidationError
