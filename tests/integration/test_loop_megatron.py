@@ -77,7 +77,7 @@ def test_a_cycle_trains_on_a_megatron_group_and_resumes_in_mid_ppo_to_the_same_d
     arguments = [database_url, store.artifacts.url, str(settings.home), str(killed)]
     child = subprocess.Popen([sys.executable, "-c", CHILD, *arguments], env=dict(os.environ))
     try:
-        until = time.monotonic() + 240
+        until = time.monotonic() + 600
         while not ((row := store.stages.named(killed, "RPR-1")) and store.metrics.last_step(row.id, Phase.JOINT)):
             assert child.poll() is None, "the child ended before it could be killed"
             assert time.monotonic() < until

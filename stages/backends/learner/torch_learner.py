@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -80,6 +81,7 @@ class TorchLearner:
         self._actor_opt: Optimizer | None = None
         self._critic_opt: Optimizer | None = None
         torch.manual_seed(seed)
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may sum in another order each time
         torch.use_deterministic_algorithms(True, warn_only=True)
         # filling every fresh buffer costs time, and nothing here reads one before writing it
         setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010

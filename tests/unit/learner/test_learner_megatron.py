@@ -100,7 +100,7 @@ def test_one_process_makes_the_torch_learners_step(tiny_dir: Path, moe_dir: Path
             "parts": ["step"],
         },
     ]
-    found = run(1, cases, {"dense": tiny_dir, "moe": moe_dir}, tmp_path, 120)
+    found = run(1, cases, {"dense": tiny_dir, "moe": moe_dir}, tmp_path, 400)
     assert_same_step(found["dense"])
     assert_same_replay(found["moe"])
     assert "multiple of 4 processes (GPUs), but there are 1" in found["too few"]["refused"]
@@ -118,7 +118,7 @@ def test_two_processes_make_the_torch_learners_step_and_take_over_its_checkpoint
         {"name": "dense", "model": "dense", "layout": tensor, "parts": [*parts, "gradients"]},
         {"name": "moe", "model": "moe", "layout": expert, "parts": [*parts, "replay"]},
     ]
-    found = run(2, cases, {"dense": tiny_dir, "moe": moe_dir}, tmp_path, 120)
+    found = run(2, cases, {"dense": tiny_dir, "moe": moe_dir}, tmp_path, 400)
     for name in ("dense", "moe"):
         assert_same_step(found[name])
         assert found[name]["to_torch"] <= 1e-4

@@ -28,7 +28,7 @@ from stages.errors import BatchError, CheckpointError, ConfigError, LearnerError
 megatron = pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed")
 Make = Callable[..., TorchLearner]
 CLIP = {"eps_clip": 0.3, "eps_clip_high": 5.0}
-QUICK = Limits(start=90.0, call=60.0, silence=5.0)
+QUICK = Limits(start=300.0, call=300.0, silence=12.0)
 
 
 def remote(**more: object) -> RemoteLearner:
@@ -60,7 +60,7 @@ def living(processes: list[psutil.Process]) -> bool:
     return any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
 
 
-def wait_until(done: Callable[[], bool], timeout_s: float = 15.0) -> None:
+def wait_until(done: Callable[[], bool], timeout_s: float = 60.0) -> None:
     until = time.monotonic() + timeout_s
     while not done():
         assert time.monotonic() < until
@@ -98,7 +98,7 @@ def test_a_process_group_is_a_learner_like_the_torch_one_and_a_stuck_rank_ends_i
     group = ranks()
     assert len(group) == 2
     os.kill(max(p.pid for p in group), signal.SIGSTOP)
-    with pytest.raises(LearnerError, match="no sign of life for 5 s"):
+    with pytest.raises(LearnerError, match="no sign of life for 12 s"):
         learner.values(batch)
     assert not living(group)
     assert not ranks()
