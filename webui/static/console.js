@@ -39,6 +39,13 @@
     };
   };
 
+  // `element.zoom`: a range that came from another chart (see lead.js), which Plotly itself would forget at the next update.
+  const layoutOf = (element) => {
+    const { layout } = element.figure;
+    const range = element.zoom ?? layout.xaxis?.range;
+    return themed(range ? { ...layout, xaxis: { ...layout.xaxis, range: [...range] } } : layout); // Plotly writes into it
+  };
+
   const drawChart = async (element) => {
     if (element.dataset.busy) { element.dataset.again = "1"; return; }
     element.dataset.busy = "1";
@@ -50,7 +57,7 @@
       const Plotly = await loadPlotly();
       element.figure = figure;
       // The page's policy allows no inline style element, so no mode bar; double click resets the zoom.
-      await Plotly.react(element, figure.data, themed(figure.layout), { responsive: true, displayModeBar: false });
+      await Plotly.react(element, figure.data, layoutOf(element), { responsive: true, displayModeBar: false });
     } catch (error) {
       console.warn(error.message); // the table behind the chart stays readable
     } finally {
@@ -72,7 +79,7 @@
       }
     }
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-      for (const element of $$(".chart")) if (element.figure) window.Plotly.react(element, element.figure.data, themed(element.figure.layout), { responsive: true, displayModeBar: false });
+      for (const element of $$(".chart")) if (element.figure) window.Plotly.react(element, element.figure.data, layoutOf(element), { responsive: true, displayModeBar: false });
     });
   };
 

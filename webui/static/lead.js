@@ -48,8 +48,13 @@
     chart.on("plotly_relayout", (change) => {
       if (!Object.keys(change).some((key) => key.startsWith("xaxis."))) return;
       const [low, high] = chart._fullLayout.xaxis.range;
-      for (const other of others(chart))
+      const [first, last] = chart.figure.layout.xaxis.range;
+      const whole = low <= first && high >= last; // a double click has reset it
+      chart.zoom = whole ? null : [low, high];
+      for (const other of others(chart)) {
+        other.zoom = chart.zoom;
         if (!zoomed(other, low, high)) window.Plotly.relayout(other, { "xaxis.range[0]": low, "xaxis.range[1]": high });
+      }
     });
   };
   const seen = new WeakSet();
