@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stages.domain import Task
 from stages.errors import TaskError
-from stages.tasks.digests import digest_files, read_folder
 from stages.tasks.harbor import build_task
 from stages.tasks.schema import Step as StepToml
-from stages.tasks.schema import TaskToml, Verifier, key_line, parse_task_toml
+from stages.tasks.schema import TaskToml, Verifier, key_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,34 +28,6 @@ class Step:
     min_reward: float | Mapping[str, float] | None  # below it the remaining steps are not run
     agent_timeout_s: float | None
     verifier_timeout_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MultiStepTask:
-    """A whole multi-step task."""
-
-    id: str
-    digest: str
-    reward: str  # "mean" over steps, or "final"
-    steps: tuple[Step, ...]
-    root: Path = field(repr=False)
-
-
-def load_multi_step(folder: Path) -> MultiStepTask:
-    """Read a multi-step task folder. Raises TaskError naming what is missing or broken."""
-    content = read_folder(folder)
-    if "task.toml" not in content:
-        raise TaskError(f"{folder / 'task.toml'}: missing")
-    config = parse_task_toml(_text(folder, content, "task.toml"), str(folder / "task.toml"))
-    if not config.steps:
-        raise TaskError(f"{folder / 'task.toml'}: has no [[steps]]: load it as a task of one step")
-    return MultiStepTask(
-        id=folder.name,
-        digest=digest_files(content),
-        reward=config.multi_step_reward_strategy or "mean",
-        steps=read_steps(folder, content, config),
-        root=folder,
-    )
 
 
 def read_steps(folder: Path, content: Mapping[str, bytes], config: TaskToml) -> tuple[Step, ...]:

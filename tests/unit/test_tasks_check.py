@@ -9,10 +9,12 @@ import pytest
 
 from stages.errors import TaskError
 from stages.tasks.check import Severity, check_suite, check_task
+from stages.tasks.digests import read_folder
 from stages.tasks.dockerfile import base_images, is_pinned, parse, workspace
 from stages.tasks.generate import generate_pool
 from stages.tasks.harbor import load_task
-from stages.tasks.steps import load_multi_step
+from stages.tasks.schema import parse_task_toml
+from stages.tasks.steps import Step, read_steps, step_tasks
 from stages.tasks.terminal_bench import convert_task, is_terminal_bench
 from stages.tasks.write import write_pool
 
@@ -226,11 +228,15 @@ STEPS = {
 }
 
 
+def steps_of(folder: Path) -> tuple[Step, ...]:
+    content = read_folder(folder)
+    return read_steps(folder, content, parse_task_toml(content["task.toml"].decode(), str(folder / "task.toml")))
+
+
 def test_multi_step(tmp_path: Path):
     folder = folder_of(tmp_path / "t", STEPS)
-    task = load_multi_step(folder)
-    assert (task.id, task.reward, [s.name for s in task.steps]) == ("t", "final", ["one", "two"])
-    one, two = task.steps
+    one, two = steps_of(folder)
+    assert (one.name, two.name) == ("one", "two")
     assert (one.instruction, one.tests["test.sh"], one.min_reward, one.agent_timeout_s) == (
         "first",
         b"shared\n",
@@ -241,7 +247,17 @@ def test_multi_step(tmp_path: Path):
     assert (two.tests["test.sh"], two.tests["common"], two.agent_timeout_s) == (b"own\n", b"c\n", 4.0)
     with pytest.raises(TaskError, match=r"task\.toml:7: a task of 2 steps"):
         load_task(folder, "s")
-    assert [p.rule for p in check_task(folder)] == ["needs-docker", "needs-docker"]
+    assert [p.rule for p in check_task(folder)] == ["needs-docker", "several-steps"]
+    content = read_folder(folder)
+    first, second = step_tasks(
+        folder, "s", content, parse_task_toml(content["task.toml"].decode(), "task.toml"), tmp_path / "place"
+    )
+    assert (first.task.id, second.task.id) == ("t/one", "t/two")
+    assert (first.min_reward, second.min_reward) == ({"reward": 0.5}, {})
+    assert (first.task.agent_timeout_s, second.task.agent_timeout_s) == (9.0, 4.0)
+    assert (second.task.root / "tests/test.sh").read_text() == "own\n"
+    assert not (second.task.root / "solution").exists()
+    assert dict(second.task.files) == {"seed": b"s\n"}  # what earlier steps were given is there still
 
 
 @pytest.mark.parametrize(
@@ -251,13 +267,12 @@ def test_multi_step(tmp_path: Path):
         ({"tests/test.sh": None}, r"steps/one/tests/test\.sh: missing"),
         ({"task.toml": STEPS["task.toml"].replace("'two'", "'ONE'")}, r"task\.toml:11: step 'ONE' occurs twice"),
         ({"task.toml": STEPS["task.toml"].replace("'two'", "'../x'")}, r"task\.toml:11: steps\.1\.name"),
-        ({"task.toml": "[agent]\n"}, r"has no \[\[steps\]\]"),
     ],
 )
 def test_broken_steps(change: dict[str, str | None], message: str, tmp_path: Path):
     folder = folder_of(tmp_path / "t", {k: v for k, v in (STEPS | change).items() if v is not None})
     with pytest.raises(TaskError, match=message):
-        load_multi_step(folder)
+        steps_of(folder)
 
 
 ORIGINAL = {
