@@ -143,7 +143,7 @@ def page(request: Request, context: PageContext, *, status: int = 200) -> HTMLRe
     else:
         html = template.render(variables(request, context))
     return HTMLResponse(
-        html, status_code=status, headers={"Vary": "HX-Request, HX-Target", "Cache-Control": "no-cache"}
+        html, status_code=status, headers={"Vary": "HX-Request, HX-Target", "Cache-Control": "private, no-cache"}
     )
 
 
