@@ -22,15 +22,16 @@ STATES = {"open": "waiting", "approved": "approved", "rejected": "rejected", "co
 
 # A planted leak stands in the queue of the stage that it names while that stage still waits for people, and for a
 # reviewer's eyes only (`:decider`). The order (gate, id) says nothing about when a row was written: ids are digests.
-# Both halves come in that order from an index, so that a page of a long queue reads a page of rows.
+# Real and planted ones are read apart and merged: so each comes in order from an index, and a page of a long queue reads
+# a page of rows.
+_COLUMNS = "b.id, b.revision, b.task_id, b.state, b.author, b.lines, b.created_at"
+_REAL = f"SELECT {_COLUMNS}, b.stage_id AS gate, false AS planted FROM runbook b WHERE b.stage_id IS NOT NULL"
+_PLANTED = (
+    f"SELECT {_COLUMNS}, k.stage_id AS gate, true AS planted FROM known_leak k JOIN runbook b ON b.id = k.runbook_id "
+    "WHERE :decider"
+)
 _FROM = """
-FROM (
-  SELECT b.id, b.revision, b.task_id, b.state, b.author, b.lines, b.created_at, b.stage_id AS gate, false AS planted
-  FROM runbook b WHERE b.stage_id IS NOT NULL AND {states}
-  UNION ALL
-  SELECT b.id, b.revision, b.task_id, b.state, b.author, b.lines, b.created_at, k.stage_id AS gate, true AS planted
-  FROM known_leak k JOIN runbook b ON b.id = k.runbook_id WHERE :decider AND {states}
-) r
+FROM ({source} AND {states}) r
 JOIN stage s ON s.id = r.gate
 JOIN cycle c ON c.id = s.cycle_id
 LEFT JOIN LATERAL (
@@ -107,17 +108,24 @@ class ReviewQueue(Repository):
         limit: int = 50,
     ) -> Sequence[QueueRow]:
         """Oldest gate first. `after`: (stage id, runbook id) of the last row shown."""
-        source, clauses, values = _parts(where)
+        joins, clauses, values = _parts(where)
         if after is not None:
             clauses += " AND (r.gate, r.id) > (:after_stage, :after_id)"
             values |= {"after_stage": after[0], "after_id": after[1]}
-        query = text(
-            "SELECT r.id, r.revision, r.task_id, r.state, r.author, jsonb_array_length(r.lines), r.created_at, s.id, "
-            "s.name, c.id, c.name, verdicts.people, verdicts.my_verdict, claims.own > 0, claims.others, "
-            f"z.login IS NOT NULL, r.planted {source} {clauses} ORDER BY r.gate, r.id LIMIT :limit"
+        columns = (
+            "r.id, r.revision, r.task_id, r.state, r.author, jsonb_array_length(r.lines), r.created_at, s.id, s.name, "
+            "c.id, c.name, verdicts.people, verdicts.my_verdict, claims.own > 0, claims.others, z.login IS NOT NULL, "
+            "r.planted"
         )
+        values |= _person(login, decider, needs) | {"limit": limit}
+        rows: list[Any] = []
         with self._session() as session:
-            rows = session.execute(query, values | _person(login, decider, needs) | {"limit": limit}).tuples().all()
+            for source in (_REAL, _PLANTED):
+                half = (
+                    f"SELECT {columns} {joins.replace('{source}', source)} {clauses} ORDER BY r.gate, r.id LIMIT :limit"
+                )
+                rows += session.execute(text(half), values).tuples().all()
+        rows = sorted(rows, key=lambda row: (row[7], row[0]))[:limit]
         names = [f.name for f in fields(QueueRow)]
         found = [dict(zip(names, row, strict=True)) for row in rows]
         return [QueueRow(**row | {"state": m.RunbookState(row["state"])}) for row in found]
@@ -126,10 +134,14 @@ class ReviewQueue(Repository):
         self, where: QueueFilter, login: str, *, decider: bool, needs: Mapping[int, int], cap: int = COUNT_CAP
     ) -> int:
         """How many `rows` pages through, up to `cap`."""
-        source, clauses, values = _parts(where)
-        query = text(f"SELECT count(*) FROM (SELECT 1 {source} {clauses} LIMIT :cap) found")
+        joins, clauses, values = _parts(where)
+        values |= _person(login, decider, needs) | {"cap": cap}
+        found = 0
         with self._session() as session:
-            return int(session.execute(query, values | _person(login, decider, needs) | {"cap": cap}).scalar_one())
+            for source in (_REAL, _PLANTED):
+                half = f"SELECT count(*) FROM (SELECT 1 {joins.replace('{source}', source)} {clauses} LIMIT :cap) found"
+                found += int(session.execute(text(half), values).scalar_one())
+        return min(found, cap)
 
     def any(self) -> bool:
         """Has anything ever come to people?"""
@@ -285,7 +297,7 @@ def _parts(where: QueueFilter) -> tuple[str, str, dict[str, Any]]:
     """SQL from FROM to WHERE, further clauses, and their values."""
     values: dict[str, Any] = {}
     state = STATES["open"] if where.mine else STATES[where.state]
-    source = _FROM.replace("{states}", f"b.state = '{state}'" if state else "b.state <> 'superseded'")
+    joins = _FROM.replace("{states}", f"b.state = '{state}'" if state else "b.state <> 'superseded'")
     clauses = ""
     if where.mine:
         clauses += _MINE
@@ -300,4 +312,4 @@ def _parts(where: QueueFilter) -> tuple[str, str, dict[str, Any]]:
             name = column.replace(".", "_")
             clauses += f" AND {column} = :{name}"
             values[name] = value
-    return source, clauses, values
+    return joins, clauses, values
