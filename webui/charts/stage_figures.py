@@ -205,6 +205,12 @@ def _layout(chart: Chart, steps: Sequence[Step], kept: int, legend: bool, *, log
             "range": [-0.6, max(len(steps) - 0.4, 0.6)],
             **spike,
         },
-        "yaxis": {"zeroline": False, "type": "log" if log else "linear", "rangemode": "normal", "nticks": 6, "exponentformat": "e"},
+        "yaxis": {
+            "zeroline": False,
+            "type": "log" if log else "linear",
+            "rangemode": "normal",
+            "nticks": 6,
+            "exponentformat": "e",
+        },
         "shapes": shapes,
     }
