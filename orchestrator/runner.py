@@ -17,6 +17,7 @@ from pathlib import Path
 from orchestrator import lineage
 from orchestrator import models as m
 from orchestrator.finished import StoredPhases
+from orchestrator.folders import holds, verify, weights_of
 from orchestrator.holding import CancelRequested, PauseRequested, Superseded, settle
 from orchestrator.inputs import Suites, load_suites, model_folder, open_backends, open_model, register_suites
 from orchestrator.persist import Recorder
@@ -31,9 +32,9 @@ from stages.backends.protocols import Backends
 from stages.chat import Chat
 from stages.config import CycleConfig
 from stages.context import StageContext
-from stages.errors import CheckpointError, StopRequested
+from stages.errors import StopRequested
 from stages.evaluate import evaluate
-from stages.loop import SEED_CRITIC, ReviewPending, Weights, run_rpr, run_rsr
+from stages.loop import SEED_CRITIC, ReviewPending, run_rpr, run_rsr
 from stages.model_reviewer import ChatReviewer
 from stages.records import CheckpointSaved, PhaseDone, PhaseStarted, Record, Selected, StepDone
 from stages.review import ModelReviewer, PolicyMode, ReviewPolicy
@@ -157,18 +158,18 @@ class Runner:
         measured = {e.suite_digest for e in self.store.evaluations.list(stage_id=row.id).items}
         for suite in self.suites.reported:
             if suite.digest not in measured:
-                yield from evaluate(ctx, self.config.evaluate, suite, name, _weights(saved).actor)
+                yield from evaluate(ctx, self.config.evaluate, suite, name, weights_of(saved).actor)
 
     def _train(
         self, ctx: StageContext, planned: StagePlan, row: m.Stage, parent: m.Checkpoint
     ) -> Generator[Record, None, None]:
-        weights = _weights(parent)
-        _verify(parent, weights)
+        weights = weights_of(parent)
+        verify(parent, weights)
         critic = self._critic_parent(planned, parent)
         if critic is not parent:  # an experiment's arm that does not inherit
-            weights = replace(weights, critic=_weights(critic).critic if critic else None)
+            weights = replace(weights, critic=weights_of(critic).critic if critic else None)
             if critic:
-                _verify(critic, _weights(critic))
+                verify(critic, weights_of(critic))
         finished = StoredPhases(self.store, row, self._policy(planned))
         if planned.kind is m.StageKind.RSR:
             yield from run_rsr(
@@ -267,7 +268,7 @@ class Runner:
         if row.kind is m.StageKind.BASE:
             return record
         place = self.home / "checkpoints" / record.name.replace(" ", "-")
-        if not _holds(place, record):  # an earlier attempt may have left other bytes there
+        if not holds(place, record):  # an earlier attempt may have left other bytes there
 
             def fill(folder: Path) -> None:
                 for part in ("actor", "critic"):
@@ -390,30 +391,3 @@ def open_cycle(
         )
         runner.sweep()
         yield runner
-
-
-def _holds(folder: Path, record: CheckpointSaved) -> bool:
-    """The folder has both parts with the record's digests, and nothing more."""
-    return all(
-        digest_weights(part) == digest if part.is_dir() and any(part.glob("*.safetensors")) else digest is None
-        for part, digest in ((folder / "actor", record.actor_digest), (folder / "critic", record.critic_digest))
-    )
-
-
-def _weights(row: m.Checkpoint) -> Weights:
-    folder = Path(row.path)
-    actor = folder / "actor" if (folder / "actor").is_dir() else folder
-    return Weights(actor=actor, critic=folder / "critic" if row.critic_digest else None)
-
-
-def _verify(row: m.Checkpoint, weights: Weights) -> None:
-    """The bytes that are about to be loaded are those that were recorded (design: invariant 1)."""
-    for part, folder, expected in (
-        ("actor", weights.actor, row.actor_digest),
-        ("critic", weights.critic, row.critic_digest),
-    ):
-        if folder is not None and (found := digest_weights(folder)) != expected:
-            raise CheckpointError(
-                f"checkpoint {row.name}: the {part} in {folder} has digest {found[:12]}…, recorded was "
-                f"{(expected or '—')[:12]}…. Restore the folder; nothing was trained on it."
-            )
