@@ -31,7 +31,7 @@ from stages.backends.sandbox.docker_engine import (
 )
 from stages.backends.sandbox.docker_shell import KILLER, PRELUDE, DockerShell
 from stages.backends.sandbox.docker_state import carried
-from stages.backends.sandbox.environment import agent_env, script_env
+from stages.backends.sandbox.environment import AGENT_ENV, script_env
 from stages.backends.sandbox.evidence import ResultWatch, find_forbidden_links, find_planted
 from stages.backends.sandbox.verdict import Judgement, VerifierOutput, judge
 from stages.backends.sandbox.verification import evidence_log, report
@@ -108,7 +108,11 @@ class DockerSandbox:
     async def _start_shell(self) -> None:
         limits = self._task.limits
         self._shell = DockerShell(
-            self._connect, self._kill, workdir=self._task.workdir, output_bytes=limits.output_bytes
+            self._connect,
+            self._kill,
+            workdir=self._task.workdir,
+            output_bytes=limits.output_bytes,
+            env=self._task.env,
         )
         try:
             await self._shell.begin()
@@ -228,7 +232,7 @@ class DockerSandbox:
             command_line(PRELUDE.format(pids=self._task.limits.pids), marks=True),
             user=f"{self._uid}:{self._uid}",
             workdir=self._task.workdir,
-            env=agent_env(self._task.env),
+            env=AGENT_ENV,
         )
 
     async def _kill(self, signal: str, since: tuple[int, int], also: int) -> None:

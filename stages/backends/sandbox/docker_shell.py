@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import shlex
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from stages.backends.sandbox.capture import Capture
 from stages.backends.sandbox.conversation import MAX_REPORT_BYTES, Outcome, Reports
@@ -35,9 +36,13 @@ class DockerShell:
         *,
         workdir: str,
         output_bytes: int,
+        env: Mapping[str, str],
     ) -> None:
+        """`env`: the task's own, exported by bash: a loader that dislikes one would else talk into the reports."""
         self._connect, self._kill = connect, kill
         self._reports = Reports(workdir)
+        lines = (f"declare -x {name}={shlex.quote(value)}\n" for name, value in env.items())
+        self._reports.exports = "".join(lines).encode("utf-8", "surrogateescape")
         self._output_bytes = output_bytes
         self._stream: ExecStream | None = None
         self._mark = b""

@@ -35,11 +35,6 @@ def is_reserved(name: str) -> bool:
     return name in _RESERVED or name.startswith(_RESERVED_STARTS)
 
 
-def agent_env(task_env: Mapping[str, str]) -> dict[str, str]:
-    """Of the agent's shell: what the task says wins."""
-    return {**AGENT_ENV, **task_env}
-
-
 def script_env(task_env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     """Of `tests/test.sh` or `solution/solve.sh`: the task's variables and the script's own, ours where they steer code."""
     harmless = {name: value for name, value in {**task_env, **own}.items() if not is_reserved(name)}
