@@ -70,21 +70,32 @@ def of_cycle(store: Store, cycle_id: int, *, candidates: bool = False) -> Lineag
     return ancestors(store, [row.id for row in rows if row.id is not None])
 
 
-def inherited(store: Store, cycle_id: int, name: str) -> Checkpoint:
-    """The checkpoint of this name in a cycle, or else in the cycle that it was forked from, and so on.
-
-    Raises CheckpointError when none of them has it.
-    """
-    at: int | None = cycle_id
-    seen: list[int] = []
-    while at is not None and at not in seen:
+def in_line(store: Store, cycle_id: int, name: str) -> Checkpoint | None:
+    """The checkpoint of this name in a cycle, or else in the cycle that it was forked from, and so on; None: not yet."""
+    for at in line_of(store, cycle_id):
         if (found := store.checkpoints.named(at, name)) is not None:
             return found
-        seen.append(at)
+    return None
+
+
+def line_of(store: Store, cycle_id: int) -> list[int]:
+    """A cycle and those that it was forked from, newest first."""
+    found: list[int] = []
+    at: int | None = cycle_id
+    while at is not None and at not in found:
+        found.append(at)
         at = (store.cycles.get(at).config.get("fork") or {}).get("cycle")
+    return found
+
+
+def inherited(store: Store, cycle_id: int, name: str) -> Checkpoint:
+    """As `in_line`. Raises CheckpointError when none of them has it."""
+    if (found := in_line(store, cycle_id, name)) is not None:
+        return found
+    line = line_of(store, cycle_id)
     raise CheckpointError(
-        f"no checkpoint {name!r} in cycle {' nor in cycle '.join(map(str, seen))}: finish the stage that makes it "
-        f"(`rsi cycle show {seen[-1]}`) before anything is forked from it"
+        f"no checkpoint {name!r} in cycle {' nor in cycle '.join(map(str, line))}: finish the stage that makes it "
+        f"(`rsi cycle show {line[-1]}`) before anything is forked from it"
     )
 
 

@@ -145,7 +145,7 @@ class Runner:
     ) -> Generator[Record, None, None]:
         ctx = self._context(planned)
         name = planned.name
-        if parent is None:
+        if planned.parent is None:
             base = model_folder(self.config)
             if self._checkpoint(name) is None:
                 yield CheckpointSaved(
@@ -161,8 +161,11 @@ class Runner:
                 yield from evaluate(ctx, self.config.evaluate, suite, name, weights_of(saved).actor)
 
     def _train(
-        self, ctx: StageContext, planned: StagePlan, row: m.Stage, parent: m.Checkpoint
+        self, ctx: StageContext, planned: StagePlan, row: m.Stage, parent: m.Checkpoint | None
     ) -> Generator[Record, None, None]:
+        if parent is None:
+            assert self.cycle.id is not None
+            parent = lineage.inherited(self.store, self.cycle.id, planned.parent or "")  # says what is missing
         weights = weights_of(parent)
         verify(parent, weights)
         critic = self._critic_parent(planned, parent)
@@ -218,10 +221,8 @@ class Runner:
         return self.home / "work" / planned.name
 
     def _parent(self, planned: StagePlan) -> m.Checkpoint | None:
-        if planned.parent is None:
-            return None
         assert self.cycle.id is not None
-        return lineage.inherited(self.store, self.cycle.id, planned.parent)
+        return lineage.in_line(self.store, self.cycle.id, planned.parent) if planned.parent else None
 
     def _critic_parent(self, planned: StagePlan, parent: m.Checkpoint | None) -> m.Checkpoint | None:
         """The checkpoint whose critic enters: the parent, or what `critic_reset` puts in its place (None: a cold one)."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from orchestrator import models as m
 from orchestrator.experiments.progress import progress_of
 from orchestrator.experiments.spec import JOIN, ExperimentSpec, parse_spec
-from orchestrator.experiments.spent import Spent, cycles_of, ratio, spent
+from orchestrator.experiments.spent import Spent, ratio, spent
+from orchestrator.lineage import line_of
 from orchestrator.recipes import parse_config
 from orchestrator.store import Store
 from orchestrator.store.analysis_queries import AnalysisQueries
@@ -182,7 +183,7 @@ def _run(store: Store, row: m.ExperimentRun) -> tuple[RunResult, list[Evaluation
         departures=tuple(dict.fromkeys(d for r in config.rpr for d in r.departures())),
         spent=spent(store, row.cycle_id) if done else None,
         matched=None,
-        void=next((v for c in cycles_of(store, row.cycle_id) if (v := store.cycles.get(c).digest_claim_void)), ""),
+        void=next((v for c in line_of(store, row.cycle_id) if (v := store.cycles.get(c).digest_claim_void)), ""),
         error=row.error or cycle.error,
     )
     return result, own

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from orchestrator import models as m
+from orchestrator.lineage import line_of
 from orchestrator.store import Store
 from stages.config import CycleConfig
 from stages.domain import Phase
@@ -35,19 +35,9 @@ class Spent:
     by_phase: Mapping[Phase, tuple[int, int, int]]  # attempts, tokens, updates
 
 
-def cycles_of(store: Store, cycle_id: int) -> list[int]:
-    """A cycle and those that it was forked from, newest first."""
-    found: list[int] = []
-    at: int | None = cycle_id
-    while at is not None and at not in found:
-        found.append(at)
-        at = (store.cycles.get(at).config.get("fork") or {}).get("cycle")
-    return found
-
-
 def spent(store: Store, cycle_id: int) -> Spent:
     """Everything on the path of a branch that is done."""
-    cycles = cycles_of(store, cycle_id)
+    cycles = line_of(store, cycle_id)
     attempts = dict.fromkeys(COUNTED, 0)
     tokens, updates = dict(attempts), dict(attempts)
     for row in store.experiments.attempts_of(cycles):
@@ -73,7 +63,7 @@ def base_tokens_per_attempt(store: Store, cycle_id: int) -> float:
 
     Raises ConfigError when there are none.
     """
-    oldest = cycles_of(store, cycle_id)[-1]
+    oldest = line_of(store, cycle_id)[-1]
     order = {row.id: row.index for row in store.stages.of_cycle(oldest)}
     rows = [
         r
@@ -120,8 +110,3 @@ def matched(config: CycleConfig, goal: Spent, tokens_per_attempt: float) -> Cycl
 def ratio(own: Spent, goal: Spent) -> tuple[float, float]:
     """(tokens, updates) spent as fractions of the goal: what matching really came to."""
     return own.tokens / max(1, goal.tokens), own.updates / max(1, goal.updates)
-
-
-def by_cycle(store: Store, runs: Sequence[m.ExperimentRun]) -> dict[int, Spent]:
-    """Leaf cycle -> what its path spent, of the runs that have one."""
-    return {c: spent(store, c) for c in dict.fromkeys(r.cycle_id for r in runs) if c is not None}
