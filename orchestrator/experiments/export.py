@@ -110,7 +110,10 @@ def to_markdown(report: ExperimentReport) -> str:
         ),
         "## Results, arms × seeds",
         "Strict success of the last checkpoint, k / verdicts; its steps were chosen on the validation suite.",
-        *(f"### {suite.removeprefix('embedded:')}\n\n{_results(report, suite)}" for suite in report.suites),
+        *(
+            f"### {suite.removeprefix('embedded:')}\n\n{report.measured[suite]}.\n\n{_results(report, suite)}"
+            for suite in report.suites
+        ),
         "## Effects",
         "The interval over seeds (t) says what other seeds would give; the one over tasks (bootstrap, tasks paired over all arms "
         "and seeds) holds for these very runs. p: t test over seeds, Holm-corrected over the contrasts of one outcome.",

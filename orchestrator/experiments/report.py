@@ -67,6 +67,7 @@ class ExperimentReport:
     seeds: tuple[int, ...]
     runs: tuple[RunResult, ...]
     suites: tuple[str, ...]
+    measured: Mapping[str, str]  # suite -> tasks, attempts and settings in words
     outcomes: tuple[OutcomeEffects, ...]
     notes: tuple[str, ...]
     doubts: tuple[str, ...]
@@ -76,7 +77,12 @@ class ExperimentReport:
 
 
 def report_of(store: Store, row: m.Experiment) -> ExperimentReport:
-    """Everything that is known now."""
+    """Everything that is known now, as one moment shows it."""
+    with store.transaction():
+        return _report(store, row)
+
+
+def _report(store: Store, row: m.Experiment) -> ExperimentReport:
     assert row.id is not None
     stored = store.experiments.runs([row.id])
     seeds = tuple(sorted({r.seed for r in stored}))
@@ -97,6 +103,7 @@ def report_of(store: Store, row: m.Experiment) -> ExperimentReport:
         seeds=seeds,
         runs=runs,
         suites=suites,
+        measured={e.suite: _measured(e) for own in evaluations.values() for e in own},
         outcomes=outcomes,
         notes=spec.notes,
         doubts=(*_doubts(runs, seeds), *doubts),
@@ -256,6 +263,14 @@ def _outcomes(
         if values:
             out.append(OutcomeEffects(outcome=name, is_rate=False, effects=fx.effects(contrasts, values, seeds)))
     return tuple(out), doubts
+
+
+def _measured(e: EvaluationDone) -> str:
+    own = e.settings
+    return (
+        f"{len(e.tasks)} tasks × {e.k} attempts, harness {own.get('harness')}, temperature {own.get('sampling.temperature')}, "
+        f"top-p {own.get('sampling.top_p')}"
+    )
 
 
 def _rates(e: EvaluationDone) -> dict[str, float]:

@@ -41,9 +41,9 @@ def spent(store: Store, cycle_id: int) -> Spent:
     attempts = dict.fromkeys(COUNTED, 0)
     tokens, updates = dict(attempts), dict(attempts)
     for row in store.experiments.attempts_of(cycles):
-        if row.phase in attempts:
-            attempts[row.phase] += row.attempts
-            tokens[row.phase] += row.sampled
+        if (phase := row.phase.paid_by) in attempts:  # what a batch had no room for was sampled all the same
+            attempts[phase] += row.attempts
+            tokens[phase] += row.sampled
     for _, phase, steps in store.experiments.updates_of(cycles):
         if phase in updates:
             updates[phase] += 2 * steps if phase is Phase.JOINT else steps

@@ -37,6 +37,7 @@ class ArmRow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteTable:
     suite: str
+    measured: str  # tasks, attempts, settings
     arms: Sequence[ArmRow]
 
 

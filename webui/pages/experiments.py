@@ -46,7 +46,7 @@ def experiments(request: Request, before: Before = None) -> HTMLResponse:
 def experiment(request: Request, experiment_id: RowId) -> HTMLResponse:
     store = store_of(request)
     after = store.events.last_id()
-    report = _report(store, experiment_id)
+    report = report_for(store, experiment_id)
     lines = summary(report)
     curves = {arm: {r.seed: r.ev for r in report.of_arm(arm)} for arm, _, _ in report.arms}
     seeds = ",".join(map(str, report.seeds))
@@ -80,7 +80,7 @@ def experiment_file(request: Request, experiment_id: RowId, kind: str) -> PlainT
     """The report as a file; the same as `rsi experiment report` writes."""
     if kind not in KINDS:
         raise missing(f"report.{kind}")
-    report = _report(store_of(request), experiment_id)
+    report = report_for(store_of(request), experiment_id)
     match kind:
         case "md":
             text = to_markdown(report)
@@ -94,7 +94,7 @@ def experiment_file(request: Request, experiment_id: RowId, kind: str) -> PlainT
     return PlainTextResponse(text, media_type=f"{KINDS[kind]}; charset=utf-8", headers=headers)
 
 
-def _report(store: Store, experiment_id: int) -> ExperimentReport:
+def report_for(store: Store, experiment_id: int) -> ExperimentReport:
     try:
         row = store.experiments.get(experiment_id)
     except StoreError:
@@ -118,7 +118,7 @@ def _suite(report: ExperimentReport, suite: str) -> SuiteTable:
                 mean=sum(rates) / len(rates) if len(rates) == len(report.seeds) else None,
             )
         )
-    return SuiteTable(suite=suite.removeprefix("embedded:"), arms=arms)
+    return SuiteTable(suite=suite.removeprefix("embedded:"), measured=report.measured[suite], arms=arms)
 
 
 def _effects(report: ExperimentReport, o: OutcomeEffects) -> EffectTable:
