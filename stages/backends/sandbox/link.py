@@ -68,6 +68,7 @@ class HostLink:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             cwd="/",
+            start_new_session=True,  # a Ctrl-C is for us: it must not kill the jails of attempts that we let finish
         )
         theirs.close()
         self._socket = ours
