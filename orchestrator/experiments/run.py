@@ -93,9 +93,8 @@ def run_experiment(
     """
     watch = watch or Watch()
     configs = checked(spec)
-    load_suites(
-        next(iter(configs.values())), settings
-    )  # a broken or overlapping suite is refused before anything is stored
+    # a broken or overlapping suite is refused before anything is stored
+    load_suites(next(iter(configs.values())), settings)
     row = register(store, spec, actor=actor)
     assert row.id is not None
     outcome = Outcome()
