@@ -129,6 +129,13 @@ class ArtifactStore:
         answers = chunks.read_answers(self.get(index.answers), wanted)
         return [index.build(n, arrays, answers) for n in wanted]
 
+    def load_answers(self, key: str, ids: Collection[str]) -> dict[str, tuple[str, ...]]:
+        """Raw sampler answers of trajectories of a chunk. Raises StoreError as `load_trajectories`."""
+        index = chunks.Index.read(self.get(key))
+        wanted = index.select(key, ids)
+        answers = chunks.read_answers(self.get(index.answers), wanted)
+        return {index.entries[n]["id"]: tuple(answers[n]) for n in wanted}
+
     def _path(self, key: str) -> str:
         if len(key) != 64 or not set(key) <= set("0123456789abcdef"):
             raise StoreError(f"{key!r} is no artifact key; one has 64 hexadecimal digits.")

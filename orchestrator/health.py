@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from orchestrator.store.metrics import Point
 from stages.alarms import DEFAULT_ALARMS, alarms
+from stages.certificate import GAP, REPLAYED, boundary_metric
+from stages.domain import Boundary, Phase
 
 # What spec §5 and §3.5 ask to be logged each step, in the order of the panel.
 WATCHED = (
@@ -27,7 +29,7 @@ WATCHED = (
     ("advantage, deviation", "train/advantage_std"),
     ("value loss", "critic/value_loss"),
     ("values clipped", "critic/value_clip_fraction"),
-    ("gap to the sampler's log-probs", "train/train_rollout_logprob_abs_diff"),
+    ("gap to the sampler's log-probs", GAP),
     ("reward, mean", "rollout/reward_mean"),
     ("success", "rollout/success"),
     ("tokens an attempt", "rollout/tokens_mean"),
@@ -35,6 +37,30 @@ WATCHED = (
     ("truncated share", "rollout/truncated"),
     ("masked attempts", "rollout/masked"),
 )
+
+# The consistency certificate of a step (spec §6), in the order of its table.
+CERTIFIED = (
+    ("drifted tokens", "rollout/drift_tokens"),
+    ("loss tokens", "rollout/loss_tokens"),
+    ("strict prefix", boundary_metric(Boundary.STRICT_PREFIX)),
+    ("trimmed", boundary_metric(Boundary.TRIMMED)),
+    ("re-tokenised", boundary_metric(Boundary.RETOKENISED)),
+    ("new chunk", boundary_metric(Boundary.NEW_CHUNK)),
+    ("gap before update", GAP),
+    ("routes given", "rollout/routed_token_share"),
+    ("routes replayed", REPLAYED),
+    ("weight versions", "rollout/weight_versions"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertifiedStep:
+    """One step's certificate: values in the order of `CERTIFIED`; None: not measured, or a dense model's routes."""
+
+    stage: str
+    phase: Phase
+    step: int
+    values: tuple[float | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +120,8 @@ def consistency(points: Sequence[Point]) -> Consistency | None:
     def of(name: str) -> list[float]:
         return [p.value for p in points if p.name == name and p.value is not None]
 
-    drift, gaps = of("rollout/drift_tokens"), of("train/train_rollout_logprob_abs_diff")
-    flips, replayed = of("train/route_flip_share"), of("train/replayed_token_share")
+    drift, gaps = of("rollout/drift_tokens"), of(GAP)
+    flips, replayed = of("train/route_flip_share"), of(REPLAYED)
     if not drift and not gaps:
         return None
     return Consistency(
@@ -105,3 +131,15 @@ def consistency(points: Sequence[Point]) -> Consistency | None:
         route_flips=max(flips, default=None),
         replayed=min(replayed, default=None),
     )
+
+
+def certificates(points: Sequence[Point]) -> list[CertifiedStep]:
+    """The certificates of local steps, in the order in which the steps were done."""
+    found: dict[tuple[str, Phase, int], dict[str, float | None]] = {}
+    for p in points:
+        found.setdefault((p.stage, p.phase, p.step), {})[p.name] = p.value
+    return [
+        CertifiedStep(stage=stage, phase=phase, step=step, values=tuple(values.get(name) for _, name in CERTIFIED))
+        for (stage, phase, step), values in found.items()
+        if values.get("rollout/drift_tokens") is not None
+    ]

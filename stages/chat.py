@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -55,6 +56,7 @@ class Chat:
             raise ModelError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
         if not getattr(self._tokenizer, "chat_template", None):
             raise ModelError(f"{folder}: tokenizer_config.json has no chat_template. Add one; the loop talks in turns.")
+        self._mark = f"\x00{secrets.token_hex(8)}\x00"
         self.prompts = _load_prompts(folder / "rsi_prompts.json")
         self._backend = self._tokenizer.backend_tokenizer
         self.special_tokens: tuple[str, ...] = tuple(
@@ -64,7 +66,20 @@ class Chat:
         self._blank = specials | {
             i for i in range(len(self._tokenizer)) if i not in specials and not self.decode([i]).strip()
         }
+        self._opening = ""
+        self._opening = self._reply_opening()
         self.stop_token_ids = self._stop_tokens()
+
+    def _reply_opening(self) -> str:
+        """What the template puts before a reply that is asked for, and leaves out before one in the history.
+
+        Qwen3 with thinking off: an empty block of thoughts. Left out it would make every next prompt a new chunk
+        (spec §6.1), so `render` keeps it where it was sampled from.
+        """
+        before = self.render([{"role": "user", "content": "x"}])
+        talk = [("user", "x"), ("assistant", self._mark), ("user", "x")]
+        history = self.render([{"role": r, "content": c} for r, c in talk]).partition(self._mark)[0]
+        return before.removeprefix(history) if before.startswith(history) else ""
 
     def _stop_tokens(self) -> tuple[int, ...]:
         """The control tokens with which the template ends an assistant message."""
@@ -102,11 +117,19 @@ class Chat:
     # ---------------------------------------------------------------- prompts
 
     def render(self, messages: Sequence[Message], *, generate: bool = True) -> str:
-        return str(
+        marked = [
+            {**m, "content": self._mark + m["content"]} if self._opening and m["role"] == "assistant" else m
+            for m in messages
+        ]
+        text = str(
             self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=generate, enable_thinking=False
+                marked, tokenize=False, add_generation_prompt=generate, enable_thinking=False
             )
         )
+        first, *rest = text.split(self._mark) if self._opening else [text]
+        for part in rest:  # some templates keep it in the last message
+            first += part if first.endswith(self._opening) else self._opening + part
+        return first
 
     def clean(self, text: str) -> str:
         """Text from outside (instructions, terminal output): no control token may hide in it."""

@@ -8,6 +8,8 @@ renders the whole conversation anew, and the next prompt must extend what was sa
 * re-tokenised boundary: it does as text; only what follows is tokenised;
 * new chunk: a new segment starts with the rendering as its prompt.
 
+A repair is counted once: what stood in the last rendering is held as it is, and only what came after it is compared again.
+
 No repair touches a token that was sampled, so loss-region drift is 0 by construction, and `count_drift` recomputes it
 from the stored raw answers.
 """
@@ -50,9 +52,13 @@ class Ledger:
         self.boundaries: dict[Boundary, int] = {}
         self._done: list[Segment] = []
         self._raw: list[str] = []
-        self._open(codec.encode(prompt_text))
+        self._open(prompt_text)
 
-    def _open(self, prompt: list[int]) -> None:
+    def _open(self, rendered: str, prompt: Sequence[int] | None = None) -> None:
+        prompt = self._codec.encode(rendered) if prompt is None else prompt
+        self._rendered = rendered  # what the tokens before `_sampled_from` stand for
+        self._sampled_from = len(prompt)
+        self._repaired = False  # since then the tokens of the segment are no longer the rendering's own
         self._tokens = list(prompt)
         self._mask = [False] * len(prompt)
         self._log_probs = [0.0] * len(prompt)
@@ -95,29 +101,25 @@ class Ledger:
 
     def extend(self, rendered: str) -> Boundary:
         """Make the next prompt from the re-rendered conversation; returns which outcome it took."""
-        have = self._tokens
         full = self._codec.encode(rendered)
-        outcome = Boundary.NEW_CHUNK
-        if len(full) > len(have) and full[: len(have)] == have:
-            outcome, rest = Boundary.STRICT_PREFIX, full[len(have) :]
-        elif (trimmed := self._trimmed(full)) is not None:
-            outcome, rest = Boundary.TRIMMED, trimmed
+        if len(full) > len(self._tokens) and full[: len(self._tokens)] == self._tokens:
+            outcome, rest = Boundary.STRICT_PREFIX, full[len(self._tokens) :]
         else:
-            text = self._codec.decode(have)
-            if len(rendered) > len(text) and rendered.startswith(text):
-                outcome, rest = Boundary.RETOKENISED, self._codec.encode(rendered[len(text) :])
+            outcome, rest = self._after_last_rendering(rendered) or (Boundary.NEW_CHUNK, full)
         if outcome is Boundary.NEW_CHUNK:
             self.close_segment()
-            self._open(full)
+            self._open(rendered, full)
         else:
             self._append_context(rest)
+            self._repaired = self._repaired or outcome is not Boundary.STRICT_PREFIX
+            self._rendered, self._sampled_from = rendered, len(self._tokens)
         self.boundaries[outcome] = self.boundaries.get(outcome, 0) + 1
         return outcome
 
     def start_segment(self, rendered: str) -> None:
         """A new prompt that need not extend anything: the first of an attempt, or what a summary left."""
         self.close_segment()
-        self._open(self._codec.encode(rendered))
+        self._open(rendered)
 
     def close_segment(self) -> None:
         """The open segment is whole; what comes next are sub-calls, or `start_segment`.
@@ -127,7 +129,7 @@ class Ledger:
         if any(self._mask):
             whole = self._segment()
             self._done.append(whole if whole.rollout_routed_experts is None else _until_last_sample(whole))
-        self._open([])
+        self._open("", [])
 
     def add_subcall(
         self, kind: str, prompt: Sequence[int], answer: GenerateAnswer, turn: int | None
@@ -161,24 +163,43 @@ class Ledger:
         self._log_probs += [0.0] * len(ids)
         self._turn_ids += [-1] * len(ids)
 
-    def _trimmed(self, full: list[int]) -> list[int] | None:
-        """Tokens to append when only blank tokens at the end of what we have differ from the rendering."""
-        have = self._tokens
-        for tail in range(1, min(MAX_TRIM_TOKENS, len(have)) + 1):
-            kept = have[len(have) - tail :]
-            if not self._codec.is_blank(kept[0]):
-                return None
-            head = len(have) - tail
-            if full[:head] != have[:head] or len(full) <= head:
-                continue
-            # Skip the blank tokens that the rendering puts where ours already stand: control tokens must not come twice.
-            ours, rest = list(kept), full[head:]
-            while rest and ours and self._codec.is_blank(rest[0]):
-                if rest[0] in ours:
-                    ours = ours[ours.index(rest[0]) + 1 :]
-                rest = rest[1:]
-            return rest or None
+    def _after_last_rendering(self, rendered: str) -> tuple[Boundary, list[int]] | None:
+        """The outcome when the new rendering extends the last one, and the tokens to append; None: a new chunk."""
+        if not rendered.startswith(self._rendered):
+            return None
+        text = rendered[len(self._rendered) :]
+        full, ours = self._codec.encode(text), self._tokens[self._sampled_from :]
+        tails = [0]  # how many tokens at the end of what was sampled may differ
+        while len(tails) <= min(MAX_TRIM_TOKENS, len(ours)) and self._codec.is_blank(ours[-len(tails)]):
+            tails.append(len(tails))
+        for tail in tails:
+            head, kept = ours[: len(ours) - tail], ours[len(ours) - tail :]
+            if len(full) > len(head) and full[: len(head)] == head:
+                rest = full[len(head) :]
+                same = Boundary.STRICT_PREFIX if self._repaired else Boundary.RETOKENISED
+                if rest := rest[self._standing(kept, rest) :]:
+                    return Boundary.TRIMMED if tail else same, rest
+        before = self._codec.decode(self._tokens[: self._sampled_from])
+        for tail in tails:
+            said = self._codec.decode(self._tokens[: len(self._tokens) - tail]).removeprefix(before)
+            if len(text) > len(said) and text.startswith(said):
+                rest = self._codec.encode(text[len(said) :])
+                if rest := rest[self._standing(ours[len(ours) - tail :], rest) :]:
+                    return Boundary.RETOKENISED, rest
         return None
+
+    def _standing(self, kept: Sequence[int], rest: Sequence[int]) -> int:
+        """How many tokens of the rendering stand at the end of what we have already: control tokens must not come twice.
+
+        White space that differs is passed over on the way to them; a control token that we do not have is not.
+        """
+        ours, found = list(kept), 0
+        for n, token in enumerate(rest):
+            if token in ours:
+                ours, found = ours[ours.index(token) + 1 :], n + 1
+            elif not ours or self._codec.decode([token]).strip():
+                break
+        return found
 
     def _segment(self) -> Segment:
         return Segment(
@@ -219,7 +240,12 @@ def _require_log_probs(answer: GenerateAnswer) -> None:
 
 def _raw(segment: int, start: int, answer: GenerateAnswer, *, trained: bool) -> str:
     """The stored form of one sampler answer: what the drift proof recomputes from."""
-    document = {"segment": segment, "start": start, "output_ids": list(answer.output_ids)}
+    document = {
+        "segment": segment,
+        "start": start,
+        "output_ids": list(answer.output_ids),
+        "weight_version": answer.weight_version,
+    }
     return json.dumps(document if trained else {**document, "trained": False})
 
 
@@ -228,19 +254,21 @@ def count_drift(trajectory: Trajectory) -> int:
 
     Sub-calls with m = 0 are compared too, and must be outside the loss region.
     """
-    expected: dict[tuple[int, int], tuple[int, bool]] = {}
-    for raw in trajectory.raw_answers:
-        answer = json.loads(raw)
-        for offset, token in enumerate(answer["output_ids"]):
-            expected[answer["segment"], answer["start"] + offset] = token, answer.get("trained", True)
-    drift = 0
+    answers = [json.loads(raw) for raw in trajectory.raw_answers]
+    drift = sum(len(a["output_ids"]) for a in answers if a["segment"] >= len(trajectory.segments))
     for index, segment in enumerate(trajectory.segments):
-        for j in np.flatnonzero(segment.loss_mask):
-            drift += expected.pop((index, int(j)), None) != (int(segment.tokens[j]), True)
-        for at in [at for at in expected if at[0] == index and at[1] < len(segment.tokens)]:
-            if expected[at] == (int(segment.tokens[at[1]]), False):
-                del expected[at]
-    return drift + len(expected)
+        said = np.full(len(segment.tokens), -1, dtype=np.int64)
+        trained = np.zeros(len(segment.tokens), dtype=bool)
+        for answer in (a for a in answers if a["segment"] == index):
+            start, ids = answer["start"], answer["output_ids"]
+            inside = ids[: max(0, len(said) - start)]
+            drift += len(ids) - len(inside)
+            said[start : start + len(inside)] = inside
+            trained[start : start + len(inside)] = answer.get("trained", True)
+        other = said != segment.tokens
+        drift += int((segment.loss_mask & (other | ~trained)).sum())
+        drift += int((~segment.loss_mask & (said >= 0) & (other | trained)).sum())
+    return drift
 
 
 def require_no_drift(trajectories: Sequence[Trajectory]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.commands import terminal
-from orchestrator.commands.cycle_view import cycle_table, print_log, score_table, stage_table
+from orchestrator.commands.cycle_view import certificate_table, cycle_table, print_log, score_table, stage_table
 
 if TYPE_CHECKING:
     from orchestrator import models as m
@@ -101,7 +101,7 @@ def list_(
 
 @app.command()
 def show(cycle_id: CycleId) -> None:
-    """Show one cycle: its stages, its checkpoints and their scores.
+    """Show one cycle: its stages, its checkpoints and their scores, and the consistency certificate of every local step.
 
     Example:
 
@@ -120,9 +120,13 @@ def show(cycle_id: CycleId) -> None:
         if cycle.digest_claim_void:
             out.print(f"digest claim void: {cycle.digest_claim_void}")
         out.print()
-        out.print(stage_table(store.stages.of_cycle(cycle_id)))
+        stages = store.stages.of_cycle(cycle_id)
+        out.print(stage_table(stages))
         out.print()
         out.print(score_table(store, cycle_id))
+        if (certificates := certificate_table(store, stages)) is not None:
+            out.print("\nTrained on what was sampled (spec §6)")
+            out.print(certificates)
 
 
 @app.command()

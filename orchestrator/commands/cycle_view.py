@@ -102,6 +102,28 @@ def score_table(store: Store, cycle_id: int) -> Table | str:
     return rows
 
 
+def certificate_table(store: Store, stages: Sequence[m.Stage]) -> Table | None:
+    """The consistency certificate of every local step (spec §6); None before the first one."""
+    from orchestrator.health import CERTIFIED, certificates
+
+    points = store.metrics.curve([name for _, name in CERTIFIED], stage_ids=[s.id for s in stages if s.id is not None])
+    if not (steps := certificates(points)):
+        return None
+    labels = [label for label, _ in CERTIFIED]
+    shown = [n for n in range(len(labels)) if any(step.values[n] is not None for step in steps)]
+    columns = [labels[n] for n in shown]
+    rows = terminal.table("Stage", "Phase", "Step", *columns, right=("Step", *columns))
+    for step in steps:
+        cells = (step.values[n] for n in shown)
+        rows.add_row(
+            step.stage,
+            step.phase.value,
+            str(step.step),
+            *(terminal.MISSING if v is None else f"{v:.4g}" for v in cells),
+        )
+    return rows
+
+
 def _score(evaluation: m.Evaluation | None) -> str:
     if evaluation is None or not evaluation.attempts:
         return terminal.MISSING

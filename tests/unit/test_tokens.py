@@ -136,3 +136,35 @@ def test_sampled_token_outside_the_mask_counts_as_drift() -> None:
     mask = segment.loss_mask.copy()
     mask[-1] = False
     assert count_drift(replace(trajectory(book), segments=(replace(segment, loss_mask=mask),))) == 1
+
+
+def test_a_control_token_of_the_template_is_not_lost_where_another_was_sampled() -> None:
+    book = ledger()
+    book.add_sample(answer("ab", "<act>"), 0)  # ended with another control token than the template's
+    assert book.extend("c<act>ab<end>d<act>") is Boundary.TRIMMED
+    assert GreedyCodec().decode(book.input_ids) == "c<act>ab<act><end>d<act>"
+
+
+def test_a_repair_is_counted_once_and_the_next_boundary_is_compared_from_there() -> None:
+    book = ledger()
+    book.add_sample(answer("a", "b", "\n", "<end>"), 0)  # another tokenisation and a line end that the template strips
+    text = "c<act>ab<end>d<act>"
+    assert book.extend(text) is Boundary.RETOKENISED
+    assert GreedyCodec().decode(book.input_ids) == "c<act>ab\n<end>d<act>"
+    book.add_sample(answer("cd", "<end>"), 1)
+    text += "cd<end>c<act>"
+    assert book.extend(text) is Boundary.STRICT_PREFIX
+    book.add_sample(answer("ab", " ", "<end>"), 2)
+    text += "ab<end>d<act>"
+    assert book.extend(text) is Boundary.TRIMMED
+    assert book.boundaries == {Boundary.RETOKENISED: 1, Boundary.STRICT_PREFIX: 1, Boundary.TRIMMED: 1}
+    assert len(book.segments()) == 1
+
+
+def test_a_line_end_that_merges_with_the_templates_own_is_a_retokenised_boundary() -> None:
+    """ "a" of the prompt and the sampled "b" are one token in any rendering."""
+    book = Ledger(GreedyCodec(), "ca")
+    book.add_sample(answer("b", "<end>"), 0)
+    assert book.extend("cab<end>d<act>") is Boundary.RETOKENISED
+    assert GreedyCodec().decode(book.input_ids) == "cab<end>d<act>"
+    assert book.input_ids[1:3] == [VOCAB.index("a"), VOCAB.index("b")]

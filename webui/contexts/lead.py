@@ -94,6 +94,7 @@ class StageContext(LiveContext):
     health: Sequence[Watched]
     alarms: Sequence[tuple[m.Event, str]]
     certificate: Sequence[Fact]
+    certificates: CurveTable
     selections: Sequence[m.Selection]
     empty: str  # what will stand here, while there is no step
 

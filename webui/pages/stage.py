@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from orchestrator import models as m
-from orchestrator.health import WATCHED, consistency, health
+from orchestrator.health import CERTIFIED, WATCHED, certificates, consistency, health
 from orchestrator.store import Store
 from orchestrator.store.metrics import Point
 from webui import formats, urls
@@ -26,7 +26,7 @@ router = APIRouter(dependencies=[Depends(needs(Action.SEE))])
 SMOOTHING = (("5", "5 steps"), ("20", "20 steps"))
 Smooth = Annotated[int, Query(ge=0, le=1000)]
 Scale = Literal["linear", "log"]
-CONSISTENCY = ("rollout/drift_tokens", "train/route_flip_share", "train/replayed_token_share")
+CONSISTENCY = (*(metric for _, metric in CERTIFIED), "train/route_flip_share")
 METRICS = sorted(
     {c.metric for chart in CHARTS.values() for c in chart.curves} | {metric for _, metric in WATCHED} | {*CONSISTENCY}
 )
@@ -75,6 +75,7 @@ def stage(request: Request, cycle_id: RowId, name: str, smooth: Smooth = 0, scal
         health=health(points),
         alarms=[(e, describe(e)) for e in queries.alarms(stage_id, cycle_id)],
         certificate=_certificate(points),
+        certificates=_certificates(points),
         selections=[s for s in store.selections.of_cycle(cycle_id) if s.stage_id == stage_id],
         empty="" if points else _empty(row),
     )
@@ -139,6 +140,15 @@ def _certificate(points: Sequence[Point]) -> list[Fact]:
     if found.route_flips is not None:
         facts.append(Fact(label="Routes that would differ, at most", value=formats.percent(found.route_flips)))
     return facts
+
+
+def _certificates(points: Sequence[Point]) -> CurveTable:
+    """The certificate of each step."""
+    return CurveTable(
+        caption="Consistency certificate of each step",
+        columns=("phase", "step", *(label for label, _ in CERTIFIED)),
+        rows=[(c.phase.value, str(c.step), *map(formats.number, c.values)) for c in certificates(points)],
+    )
 
 
 def _table(key: str, points: Sequence[Point]) -> CurveTable:
