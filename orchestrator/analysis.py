@@ -10,7 +10,7 @@ from orchestrator.memo import Memo
 from orchestrator.store import Store
 from orchestrator.store.analysis_queries import AnalysisQueries
 from orchestrator.store.metrics import EV, Point
-from stages.domain import Phase
+from stages.domain import EndReason, Phase
 from stages.oversampling import Finished, OversamplingReport, oversampling_report
 from stages.reference_rows import Origin, ReferenceRow, Zone, reference_rows
 from stages.values import EVPoint, Staleness, staleness
@@ -98,16 +98,24 @@ def alarm_text(alarm: Staleness) -> str:
 
 def oversampling(store: Store, stage_id: int, *, phase: Phase = Phase.JOINT, batch: int) -> OversamplingReport:
     """Which attempts of a phase were kept and what dropping the others has shifted (spec §7); `batch` is its global
-    batch size. The embedded backend completes every attempt, so each step tells. Raises EvaluationError without a step.
+    batch size. Raises EvaluationError without a step.
     """
     rows = [tuple(row) for row in AnalysisQueries(store).by_step(stage_id, phase)]
     key = (stage_id, batch, hash(tuple(rows)))  # the bootstrap over every family takes a second
     if (known := _SHIFTS.get(key)) is not None:
         return known
     steps: dict[int, list[Finished]] = {}
-    for step, attempt, family, verdict, strict, turns, tokens in rows:
+    for step, attempt, family, verdict, strict, turns, tokens, end in rows:
         steps.setdefault(step, []).append(
-            Finished(id=attempt, family=family, turns=turns, tokens=tokens, passed=strict, counts=verdict.counts)
+            Finished(
+                id=attempt,
+                family=family,
+                turns=turns,
+                tokens=tokens,
+                passed=strict,
+                counts=verdict.counts,
+                cut=end is EndReason.CANCELLED,
+            )
         )
     return _SHIFTS.put(key, oversampling_report([steps[s] for s in sorted(steps)], batch=batch))
 

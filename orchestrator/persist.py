@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
@@ -22,6 +22,7 @@ from stages.domain import Decision, EndReason, Phase, Verdict
 from stages.loop import SEED_CRITIC
 from stages.records import (
     AttemptFinished,
+    BatchReady,
     CheckpointSaved,
     EvaluationDone,
     PhaseDone,
@@ -34,7 +35,9 @@ from stages.records import (
     ScalesProfiled,
     Selected,
     StepDone,
+    SurplusDropped,
 )
+from stages.tokens import require_no_drift
 
 CHUNK = 240  # attempts per artifact
 # Phases in which the checkpoint that entered the stage acts.
@@ -124,7 +127,7 @@ class Recorder:
     _shown: float = 0.0
 
     def record(self, record: Record) -> None:
-        """Store a record, or keep it for the next chunk."""
+        """Store a record, or keep it for the next chunk. Raises DriftError for a batch that differs from what is stored."""
         if isinstance(record, AttemptFinished):
             if not self._waiting:
                 self._since = time.monotonic()
@@ -135,6 +138,10 @@ class Recorder:
             if record.done == record.total or time.monotonic() - self._shown >= self.progress_s:
                 self._shown = time.monotonic()
                 persist(self.store, self.stage, record)
+        elif isinstance(record, BatchReady):
+            self.flush()
+            stored = self.store.trajectories.raw_answers([t.id for t in record.trajectories])
+            require_no_drift([replace(t, raw_answers=stored[t.id]) for t in record.trajectories])
         else:
             self.flush()
             persist(self.store, self.stage, record, human_review=self.human_review)
@@ -170,6 +177,10 @@ def _write(store: Store, stage: m.Stage, record: Record, human_review: bool) -> 
         case Progress():
             store.stages.set_progress(stage_id, record.phase, record.done, record.total, record.text)
             return m.EventKind.PROGRESS, asdict(record)
+        case SurplusDropped():
+            store.trajectories.set_phase(record.trajectory_ids, record.phase.surplus)
+            payload = {"phase": record.phase, "step": record.step, "completed": record.completed}
+            return m.EventKind.SURPLUS_DROPPED, payload | {"trajectories": list(record.trajectory_ids)}
         case RunbookWritten():
             store.runbooks.write(record.runbook, cycle_id=stage.cycle_id, stage_id=stage_id)
             return m.EventKind.RUNBOOK_WRITTEN, {"runbook": record.runbook.id, "revision": record.runbook.revision}
@@ -184,7 +195,8 @@ def _write(store: Store, stage: m.Stage, record: Record, human_review: bool) -> 
                 arrays = store.artifacts.put(trained.pack(record.trained_on), ArtifactKind.TOKENS)
                 store.files.register([arrays])
                 store.trajectories.set_trained({a.trajectory_id: a.reward for a in record.trained_on}, arrays.sha256)
-            return m.EventKind.STEP_DONE, {"phase": record.phase, "step": record.step}
+            certificate = {} if record.certificate is None else {"certificate": asdict(record.certificate)}
+            return m.EventKind.STEP_DONE, {"phase": record.phase, "step": record.step, **certificate}
         case ScalesProfiled():
             store.profiles.save(stage_id, record.phase, record.scales)
             return m.EventKind.SCALES_PROFILED, {"phase": record.phase, "families": len(record.scales)}
@@ -206,7 +218,8 @@ def _review(store: Store, record: RunbookReviewed, human_review: bool) -> dict[s
     store.reviews.add(review)
     if review.reviewer.startswith(AUTOMATIC):  # what people decide is settled by the gate
         passed = m.RunbookState.WAITING if human_review else m.RunbookState.APPROVED
-        decided = m.RunbookState.REJECTED if review.decision is Decision.REJECT else passed
+        advice = human_review and review.reviewer != AUTOMATIC[0]  # a model's word: people decide all the same
+        decided = m.RunbookState.REJECTED if review.decision is Decision.REJECT and not advice else passed
         store.runbooks.settle(review.runbook_id, review.revision, decided)
     return {
         "runbook": review.runbook_id,

@@ -16,6 +16,9 @@ class AlarmLimit:
     stop: bool = False
 
 
+EV_STALE = "critic/stale_steps"  # joint steps in a row with EV < 0
+SCALES_DRIFTED = "reward/scales_drifted"  # families whose online scale has left the phase's start by more than its limit
+
 # Limits are ours; the sources give none.
 DEFAULT_ALARMS = (
     AlarmLimit(metric="train/ratio_max", limit=100.0),
@@ -23,8 +26,11 @@ DEFAULT_ALARMS = (
     AlarmLimit(metric="train/clip_high_negative", limit=0.01),
     AlarmLimit(metric="train/ppo_kl", limit=1.0, stop=True),
     AlarmLimit(metric="train/train_rollout_logprob_abs_diff", limit=0.1),
+    AlarmLimit(metric="rollout/weight_versions", limit=1.0),  # a step's batch comes from one policy
     AlarmLimit(metric="train/pg_loss", limit=math.inf, stop=True),
     AlarmLimit(metric="critic/value_loss", limit=math.inf, stop=True),
+    AlarmLimit(metric=EV_STALE, limit=0.0),  # present only once `ev_alarm_steps` are reached
+    AlarmLimit(metric=SCALES_DRIFTED, limit=0.0),
 )
 
 

@@ -20,17 +20,17 @@ from stages.advantage import (
     whiten,
 )
 from stages.backends.protocols import Learner, TrainSequence
+from stages.certificate import Certificate, certify
 from stages.config import RPRConfig, SamplingConfig
 from stages.context import StageContext, attempts
 from stages.domain import EndReason, Phase, Segment, Task, Trajectory
 from stages.errors import BatchError
 from stages.handover import ScoredAttempt, handover_metrics
-from stages.oversampling import kept_indices
-from stages.records import Record, TrainedOn
+from stages.oversampling import Race, kept_indices
+from stages.records import Record, SurplusDropped, TrainedOn
 from stages.rewards import RewardModel
 from stages.rollout import AttemptSpec
 from stages.tasks.draw import draw_tasks
-from stages.tokens import require_no_drift
 from stages.values import EVBreakdown
 
 TRUNCATED = frozenset({EndReason.TURN_CAP, EndReason.TOKEN_CAP, EndReason.CONTEXT_OVERFLOW, EndReason.TIME_LIMIT})
@@ -44,14 +44,16 @@ class Batch:
     sequences: tuple[TrainSequence, ...]  # one per trained segment
     trained_on: tuple[TrainedOn, ...]  # one per trajectory
     metrics: dict[str, float | None]
+    certificate: Certificate  # the gap still missing
 
 
 def collect(
     ctx: StageContext, config: RPRConfig, pool: Sequence[Task], phase: Phase, step: int
-) -> Generator[Record, None, tuple[list[Trajectory], float]]:
-    """The first `global_batch_size` finished attempts that have a verdict, and the share of attempts without one.
+) -> Generator[Record, None, tuple[list[Trajectory], dict[str, float | None]]]:
+    """The first `global_batch_size` finished attempts that have a verdict, and what is logged about the others.
 
-    The surplus is completed and recorded, and no sample (spec §7).
+    The surplus is cancelled once the batch is full; every `complete_surplus_every`-th step it is completed instead, so that
+    what dropping it shifts can be estimated. Either way it is no sample (spec §7).
 
     Finish order is (turns, attempt index): an attempt of fewer turns finishes in an earlier wave turn, and timing plays
     no part. Raises BatchError below `min_batch_fraction`.
@@ -64,7 +66,10 @@ def collect(
         for i, task in enumerate(tasks)
         for a in range(config.n_samples_per_prompt)
     ][:n]
-    done = yield from attempts(ctx, phase, specs, SamplingConfig(max_new_tokens=ctx.max_new_tokens), step=step)
+    completed = step % config.complete_surplus_every == 0
+    race = Race(config.global_batch_size) if n > config.global_batch_size and not completed else None
+    sampling = SamplingConfig(max_new_tokens=ctx.max_new_tokens)
+    done = yield from attempts(ctx, phase, specs, sampling, step=step, race=race)
     counts = [t.verdict.counts for t in done]
     kept = kept_indices([len(t.turns) for t in done], counts, config.global_batch_size)
     if len(kept) < config.min_batch_fraction * config.global_batch_size:
@@ -72,7 +77,16 @@ def collect(
             f"{phase.value} step {step}: only {len(kept)} of {config.global_batch_size} attempts have a verdict "
             f"(min_batch_fraction {config.min_batch_fraction}). Look at the sandbox and the verifier logs; no weight was changed."
         )
-    return [done[i] for i in kept], 1 - sum(counts) / len(done)
+    chosen = set(kept)
+    cut = {i for i, t in enumerate(done) if race is not None and t.end_reason is EndReason.CANCELLED}
+    dropped = tuple(t.id for i, t in enumerate(done) if (counts[i] or i in cut) and i not in chosen)
+    if dropped:
+        yield SurplusDropped(phase=phase, step=step, trajectory_ids=dropped, completed=not cut)
+    metrics: dict[str, float | None] = {
+        "rollout/masked": 1 - sum(counts) / (len(done) - len(cut)),
+        "rollout/dropped": float(len(dropped)),
+    }
+    return [done[i] for i in kept], metrics
 
 
 def score(learner: Learner, config: RPRConfig, trajectories: Sequence[Trajectory], reward: RewardModel) -> Batch:
@@ -80,7 +94,7 @@ def score(learner: Learner, config: RPRConfig, trajectories: Sequence[Trajectory
 
     Raises DriftError when a loss-region token is not what the sampler returned.
     """
-    require_no_drift(trajectories)
+    certificate = certify(trajectories)
     rewards = [reward.score(t) for t in trajectories]
     # a sub-call that is not trained on has no node (spec §3.4)
     segments = [(i, s) for i, t in enumerate(trajectories) for s in t.segments if s.loss_mask.any()]
@@ -133,10 +147,12 @@ def score(learner: Learner, config: RPRConfig, trajectories: Sequence[Trajectory
         metrics={
             **ev.metrics(),
             **_rollout_metrics(trajectories, rewards),
+            **certificate.metrics(),
             **_handover_metrics(config, trajectories, nodes, rewards),
             "train/excluded": float(excluded),
             **({} if config.estimator is Estimator.TB_GAE else {"advantage/lambda_token": config.lambda_token}),
         },
+        certificate=certificate,
     )
 
 
@@ -234,5 +250,4 @@ def _rollout_metrics(trajectories: Sequence[Trajectory], rewards: Sequence[float
         "rollout/turns_mean": sum(len(t.turns) for t in trajectories) / n,
         "rollout/tokens_mean": sum(t.sampled_tokens for t in trajectories) / n,
         "rollout/truncated": sum(t.end_reason in TRUNCATED for t in trajectories) / n,
-        "rollout/drift_tokens": float(sum(t.drift_tokens for t in trajectories)),
     }

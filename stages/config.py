@@ -127,6 +127,16 @@ class RewardConfig(Strict):
     d_min: float = Field(default=1.0, ge=0)
     min_attempts: PositiveInt = 5  # families with fewer profiles borrow their stratum's scale; ours
     recalibrate: bool = False  # D'_f = c_f · D_f (spec §4.5)
+    online: bool = False  # scales follow each batch instead of being frozen for the phase (spec §4.5)
+    online_alpha: float = Field(default=0.05, gt=0, le=1)
+    online_min_attempts: PositiveInt = 20  # of a family in a batch; with fewer its scale stays
+    drift_limit: float = Field(default=0.25, gt=0)  # |ΔD/D| since the phase began: above, the step alarms
+
+    @model_validator(mode="after")
+    def _online(self) -> RewardConfig:
+        if self.online and not self.kind.needs_scales:
+            raise ValueError(f"reward.online: {self.kind.value} has no family scales; only fdr and spr have")
+        return self
 
 
 class ProfileConfig(Strict):
@@ -159,6 +169,7 @@ class RPRConfig(Strict):
     draw: TaskDraw = TaskDraw()
     global_batch_size: PositiveInt = 256
     over_sampling_batch_size: PositiveInt = 288
+    complete_surplus_every: PositiveInt = 10  # every n-th step the surplus is completed, to see what cutting it shifts
     min_batch_fraction: Fraction = 0.5
     n_samples_per_prompt: PositiveInt = 1
     max_new_tokens: PositiveInt = 8192  # output tokens per turn; training samples at temperature 1, top-p 1 (spec §5)
@@ -179,6 +190,8 @@ class RPRConfig(Strict):
     keep_log_probs: bool = False  # ours: the learner's log-probabilities of every token, one more actor forward a step
     time_limit: Literal["terminal", "bootstrap", "mask"] = "terminal"
     handover: Literal["full", "value_only", "none"] = "full"
+    ev_alarm_steps: PositiveInt = 5  # joint steps in a row with EV < 0 that mean a stale critic; ours
+    ev_alarm: Literal["page", "recalibrate", "stop"] = "page"  # recalibrate: four more critic-only updates, marked
 
     @model_validator(mode="after")
     def _sizes(self) -> RPRConfig:
@@ -215,6 +228,10 @@ class RPRConfig(Strict):
             found.append("no calibration")
         if self.critic_reset:
             found.append(f"critic reset: {self.critic_reset}")
+        if self.ev_alarm == "recalibrate":
+            found.append("critic recalibrated when it is stale")
+        if self.reward.online:
+            found.append("family scales follow the batches")
         if self.estimator is not Estimator.TB_GAE:
             found.append(f"advantages: {self.estimator.value}")
         return tuple(found)

@@ -10,6 +10,7 @@ from stages.backends.protocols import Backends
 from stages.chat import Chat
 from stages.config import HarnessName, RolloutConfig, SamplingConfig
 from stages.domain import Phase, Task, Trajectory
+from stages.oversampling import Race
 from stages.records import AttemptFinished, Progress, Record
 from stages.rollout import AttemptSpec, run_attempts
 
@@ -38,8 +39,9 @@ def attempts(
     sampling: SamplingConfig,
     *,
     step: int = 0,
+    race: Race | None = None,
 ) -> Generator[Record, None, list[Trajectory]]:
-    """Run `specs`; yields one `AttemptFinished` each and a `Progress` per wave; returns the trajectories in order."""
+    """Run `specs` (to the end of `race`, if given); yields one `AttemptFinished` each and a `Progress` per wave; returns the trajectories in order."""
     done: list[Trajectory] = []
     waves = run_attempts(
         specs,
@@ -49,6 +51,7 @@ def attempts(
         sampling=sampling,
         seed=(*ctx.seed, phase.value, step),
         namespace=ctx.namespace,
+        race=race,
     )
     for wave in waves:
         for trajectory in wave:

@@ -72,8 +72,20 @@ class Phase(StrEnum):
     WARMUP = "warm-up"
     CALIBRATE = "calibrate"
     JOINT = "joint"
+    CALIBRATE_SURPLUS = "calibrate-surplus"  # attempts that came too late for a calibration batch (spec §7)
+    JOINT_SURPLUS = "joint-surplus"  # the same of a joint step: in no batch, rate or denominator
     VALIDATE = "validate"
     EVALUATE = "evaluate"
+
+    @property
+    def surplus(self) -> Phase:
+        """Where the attempts go that this phase's batches had no room for; the phase itself where it has no batches."""
+        return {Phase.CALIBRATE: Phase.CALIBRATE_SURPLUS, Phase.JOINT: Phase.JOINT_SURPLUS}.get(self, self)
+
+    @property
+    def paid_by(self) -> Phase:
+        """The phase that the tokens of an attempt were spent in."""
+        return {Phase.CALIBRATE_SURPLUS: Phase.CALIBRATE, Phase.JOINT_SURPLUS: Phase.JOINT}.get(self, self)
 
 
 class Boundary(StrEnum):

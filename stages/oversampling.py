@@ -1,11 +1,13 @@
 """Oversampling: which attempts of a step are kept, and what dropping the slow ones does to the batch (spec §7).
 
-More attempts are started than a batch takes; the first to finish are kept. That favours short attempts. Where the surplus
-was completed, the shift is kept − all, per step, with an interval over steps.
+More attempts are started than a batch takes; the first to finish are kept and the others are cancelled. That favours short
+attempts. Every n-th step the surplus is completed all the same, off the training path: there the shift is kept − all, per
+step, with an interval over steps.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +27,7 @@ class Finished:
     tokens: int  # sampled
     passed: bool
     counts: bool  # it has a verdict
+    cut: bool = False  # cancelled because the batch was full
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +43,41 @@ class Shift:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OversamplingReport:
     steps: int
+    completed: int  # of these, steps whose surplus ran to its end: they tell the shift
     started: int  # attempts of all steps
     masked: int  # without a verdict: replaced from the surplus, in no mean
     kept: int
-    dropped: tuple[str, ...]  # ids of attempts with a verdict that came too late, step by step
-    shifts: tuple[Shift, ...]  # turns, tokens and success first, then families by name
+    dropped: tuple[str, ...]  # ids of attempts that came too late, cancelled or completed, step by step
+    shifts: tuple[Shift, ...]  # turns, tokens and success first, then families by name; () without a completed step
+
+
+class Race:
+    """Which attempts of a step can still be kept, while they run.
+
+    An attempt is lost once a whole batch with verdicts finished before it possibly can. Waves are given up only when all
+    their attempts are lost: what is kept was sampled as if nothing had been cancelled, so timing decides no batch.
+    """
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+        self._ended: list[tuple[int, int]] = []  # (turns, index), sorted
+        self._finished: list[tuple[int, int]] = []  # those with a verdict
+
+    def ended(self, turns: int, index: int) -> None:
+        """An attempt has ended; its verdict is under way."""
+        insort(self._ended, (turns, index))
+
+    def finished(self, turns: int, index: int) -> None:
+        """An attempt has its verdict, and it counts."""
+        insort(self._finished, (turns, index))
+
+    def may_be_lost(self, turns: int, index: int) -> bool:
+        """Whether an attempt that has made `turns` turns and still runs is lost if all verdicts under way count."""
+        return bisect_left(self._ended, (turns, index)) >= self._batch
+
+    def lost(self, turns: int, index: int) -> bool:
+        """Whether an attempt that has made `turns` turns and still runs cannot be kept any more."""
+        return bisect_left(self._finished, (turns, index)) >= self._batch
 
 
 def kept_indices(turns: Sequence[int], counts: Sequence[bool], batch: int) -> list[int]:
@@ -56,7 +89,7 @@ def kept_indices(turns: Sequence[int], counts: Sequence[bool], batch: int) -> li
 def oversampling_report(
     steps: Sequence[Sequence[Finished]], *, batch: int, level: float = st.LEVEL, seed: int = 0
 ) -> OversamplingReport:
-    """The report over steps whose surplus was completed; each step's attempts in order of index.
+    """The report over steps; each step's attempts in order of index. Steps with a cancelled attempt tell no shift.
 
     Raises EvaluationError without a step that has an attempt with a verdict, ValueError for `batch` < 1.
     """
@@ -68,21 +101,23 @@ def oversampling_report(
     dropped: list[str] = []
     kept_count = 0
     rows: list[dict[str, tuple[float, float]]] = []
-    families = sorted({a.family for step in used for a in step if a.counts})
+    complete = [step for step in used if not any(a.cut for a in step)]
+    families = sorted({a.family for step in complete for a in step if a.counts})
     for step in used:
         kept = {step[i].id for i in kept_indices([a.turns for a in step], [a.counts for a in step], batch)}
-        every = [a for a in step if a.counts]
-        own = [a for a in every if a.id in kept]
-        dropped += [a.id for a in every if a.id not in kept]
-        kept_count += len(own)
-        rows.append(_means(every, own, families))
+        dropped += [a.id for a in step if (a.counts or a.cut) and a.id not in kept]
+        kept_count += len(kept)
+        if not any(a.cut for a in step):
+            every = [a for a in step if a.counts]
+            rows.append(_means(every, [a for a in every if a.id in kept], families))
     return OversamplingReport(
         steps=len(used),
+        completed=len(complete),
         started=sum(len(step) for step in steps),
-        masked=sum(not a.counts for step in steps for a in step),
+        masked=sum(not a.counts and not a.cut for step in steps for a in step),
         kept=kept_count,
         dropped=tuple(dropped),
-        shifts=tuple(_shift(name, [row[name] for row in rows], level, seed) for name in rows[0]),
+        shifts=tuple(_shift(name, [row[name] for row in rows], level, seed) for name in rows[0]) if rows else (),
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from stages.certificate import Certificate
 from stages.domain import FamilyScale, Phase, Review, Runbook, Trajectory, Verdict
 
 
@@ -35,6 +36,16 @@ class AttemptFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SurplusDropped:
+    """Attempts of a step that came too late for its batch: they are no samples and in no denominator (spec §7)."""
+
+    phase: Phase
+    step: int
+    trajectory_ids: tuple[str, ...]
+    completed: bool  # run to their end off the training path; else cancelled once the batch was full
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunbookWritten:
     runbook: Runbook
 
@@ -56,6 +67,16 @@ class ReplayJudged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BatchReady:
+    """The next update would train on these attempts. No fact: whoever stores answers refuses it by raising DriftError when
+    what was stored of them says something else (spec §6.1)."""
+
+    phase: Phase
+    step: int
+    trajectories: tuple[Trajectory, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainedOn:
     """What a step trained on in one attempt: its reward and, per segment, what was frozen before the update (spec §5)."""
 
@@ -74,6 +95,7 @@ class StepDone:
     step: int  # calibration steps count 1…4, joint steps from 1
     metrics: Mapping[str, float | None]
     trained_on: tuple[TrainedOn, ...] = ()  # empty: not kept
+    certificate: Certificate | None = None  # of a local step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,9 +180,11 @@ Record = (
     PhaseStarted
     | Progress
     | AttemptFinished
+    | SurplusDropped
     | RunbookWritten
     | RunbookReviewed
     | ReplayJudged
+    | BatchReady
     | StepDone
     | ScalesProfiled
     | CheckpointSaved

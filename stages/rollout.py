@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from stages.attempt import Attempt, AttemptSpec
 from stages.backends.protocols import Backends, GenerateRequest, SamplingParams, VerifierReport
@@ -19,6 +19,7 @@ from stages.domain import EndReason, Trajectory, Verdict
 from stages.errors import SandboxError
 from stages.harness.protocol import LIVENESS_GRACE_S, LiveSandbox
 from stages.harness.registry import harness_of
+from stages.oversampling import Race
 from stages.seeds import derive_id, derive_seed
 from stages.tokens import Ledger
 
@@ -37,23 +38,26 @@ def run_attempts(
     sampling: SamplingConfig,
     seed: tuple[object, ...],
     namespace: str,
+    race: Race | None = None,
 ) -> Iterator[list[Trajectory]]:
     """Yields finished waves in order. `seed` and each spec's `key` fix every random choice of an attempt; `namespace` only
-    makes its id unique.
+    makes its id unique. `race`: waves whose attempts are all lost in it are cancelled.
 
     Raises SamplerError when the sampler is gone (nothing is lost: finished waves were yielded). A sandbox that fails makes
     its attempt an `infra_error`.
     """
     waves = [specs[i : i + config.wave_size] for i in range(0, len(specs), config.wave_size)]
     lanes = asyncio.Semaphore(config.lanes)
-    runner = _WaveRunner(backends=backends, chat=chat, config=config, sampling=sampling, seed=seed, namespace=namespace)
+    runner = _WaveRunner(
+        backends=backends, chat=chat, config=config, sampling=sampling, seed=seed, namespace=namespace, race=race
+    )
 
     async def start() -> list[asyncio.Task[list[Trajectory]]]:
-        async def lane(wave: Sequence[AttemptSpec]) -> list[Trajectory]:
+        async def lane(wave: Sequence[AttemptSpec], first: int) -> list[Trajectory]:
             async with lanes:
-                return await runner.run(wave)
+                return await runner.run(wave, first)
 
-        return [asyncio.ensure_future(lane(wave)) for wave in waves]
+        return [asyncio.ensure_future(lane(wave, n * config.wave_size)) for n, wave in enumerate(waves)]
 
     tasks = backends.run(start())
     try:
@@ -83,25 +87,37 @@ class _WaveRunner:
         sampling: SamplingConfig,
         seed: tuple[object, ...],
         namespace: str,
+        race: Race | None,
     ) -> None:
+        self._race = race
         self._sampler, self._sandboxes = backends.sampler, backends.sandbox
         self._chat, self._config, self._sampling, self._seed = chat, config, sampling, seed
         self._namespace = namespace
         self._spawning = asyncio.Semaphore(SPAWNS)
         self._harness = harness_of(config)
 
-    async def run(self, specs: Sequence[AttemptSpec]) -> list[Trajectory]:
+    async def run(self, specs: Sequence[AttemptSpec], first: int) -> list[Trajectory]:
+        """One wave; `first` is its first attempt's place among all of them."""
         attempts = [self._begin(spec) for spec in specs]
+        reports: dict[int, asyncio.Task[VerifierReport]] = {}
         try:
             await asyncio.gather(*(self._open(a) for a in attempts))
-            while live := [a for a in attempts if a.end is None]:
-                await asyncio.gather(*(self._compact(a) for a in live))
-                replies = await self._sample(live)
+            while live := [(i, a) for i, a in enumerate(attempts, first) if a.end is None]:
+                self._judge(attempts, first, reports)
+                if self._race is not None and await self._lost(self._race, live, reports.values()):
+                    for _, attempt in live:
+                        attempt.end = EndReason.CANCELLED
+                    break
+                await asyncio.gather(*(self._compact(a) for _, a in live))
+                replies = await self._sample([a for _, a in live])
                 await asyncio.gather(*(self._act(a, reply, cut) for a, reply, cut in replies))
-            reports = await asyncio.gather(*(self._verify(a) for a in attempts))
+            self._judge(attempts, first, reports)
+            found = await asyncio.gather(*(reports[i] for i, _ in enumerate(attempts, first)))
             version = self._sampler.weight_version
-            return [a.trajectory(report, version) for a, report in zip(attempts, reports, strict=True)]
+            return [a.trajectory(report, version) for a, report in zip(attempts, found, strict=True)]
         finally:
+            for task in reports.values():
+                task.cancel()
             await self._sampler.release([a.id for a in attempts])
             await asyncio.gather(*(a.sandbox.close() for a in attempts if a.sandbox), return_exceptions=True)
 
@@ -198,6 +214,30 @@ class _WaveRunner:
             return
         attempt.sandbox_s += time.monotonic() - started
         attempt.observe(seen)
+
+    def _judge(self, attempts: Sequence[Attempt], first: int, reports: dict[int, asyncio.Task[VerifierReport]]) -> None:
+        """Start the verification of every attempt that has ended since."""
+        for i, attempt in enumerate(attempts, first):
+            if attempt.end is not None and i not in reports:
+                reports[i] = asyncio.ensure_future(self._report(attempt, i))
+                if self._race is not None:
+                    self._race.ended(len(attempt.turns), i)
+
+    async def _report(self, attempt: Attempt, index: int) -> VerifierReport:
+        report = await self._verify(attempt)
+        if self._race is not None and report.verdict.counts:
+            self._race.finished(len(attempt.turns), index)
+        return report
+
+    @staticmethod
+    async def _lost(
+        race: Race, live: Sequence[tuple[int, Attempt]], reports: Iterable[asyncio.Task[VerifierReport]]
+    ) -> bool:
+        """Whether no attempt that still runs can be kept. Waits for this wave's verdicts only where they may decide it."""
+        if not all(race.may_be_lost(len(a.turns), i) for i, a in live):
+            return False
+        await asyncio.gather(*reports)
+        return all(race.lost(len(a.turns), i) for i, a in live)
 
     async def _verify(self, attempt: Attempt) -> VerifierReport:
         """A final state is verified whatever ended the attempt; errors and cancelled attempts have no verdict."""

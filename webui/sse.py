@@ -34,6 +34,7 @@ SIGNALS = {
     m.EventKind.PHASE_DONE: "rsi-stage",
     m.EventKind.PROGRESS: "rsi-progress",
     m.EventKind.ATTEMPTS: "rsi-attempts",
+    m.EventKind.SURPLUS_DROPPED: "rsi-attempts",
     m.EventKind.STEP_DONE: "rsi-step",
     m.EventKind.CHECKPOINT_SAVED: "rsi-checkpoint",
     m.EventKind.SELECTED: "rsi-checkpoint",

@@ -111,6 +111,7 @@ class EventKind(StrEnum):
     PHASE_DONE = "phase.done"
     PROGRESS = "progress"  # rate-limited
     ATTEMPTS = "attempts"  # a chunk of attempts
+    SURPLUS_DROPPED = "surplus.dropped"  # attempts that came too late for their step's batch
     RUNBOOK_WRITTEN = "runbook.written"
     RUNBOOK_REVIEWED = "runbook.reviewed"
     REPLAY_JUDGED = "replay.judged"

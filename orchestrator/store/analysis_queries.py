@@ -93,10 +93,11 @@ class AnalysisQueries(Repository):
         return dict(zip(columns, found, strict=True)), every - len(rows)
 
     def by_step(self, stage_id: int, phase: Phase) -> Sequence[Any]:
-        """(step, id, family, verdict, strict, n_turns, n_sampled) of a phase, each step's attempts in order of index."""
-        names = ("step", "id", "family", "verdict", "strict", "n_turns", "n_sampled")
-        query = filtered(
-            select(*(getattr(m.Trajectory, name) for name in names)), TrajectoryFilter(stage_id=stage_id, phase=phase)
+        """(step, id, family, verdict, strict, n_turns, n_sampled, end_reason) of everything that a phase started, dropped
+        or not, each step's attempts in order of index."""
+        names = ("step", "id", "family", "verdict", "strict", "n_turns", "n_sampled", "end_reason")
+        query = select(*(getattr(m.Trajectory, name) for name in names)).where(
+            col(m.Trajectory.stage_id) == stage_id, col(m.Trajectory.phase).in_([phase, phase.surplus])
         )
         with self._session() as session:
             return session.execute(query.order_by(col(m.Trajectory.step), col(m.Trajectory.seq))).all()

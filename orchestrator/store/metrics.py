@@ -49,17 +49,13 @@ class Metrics(Repository):
     def curve(
         self, names: Sequence[str], *, cycle_id: int | None = None, stage_ids: Sequence[int] = ()
     ) -> Sequence[Point]:
-        """Values in the order in which they were logged: stage, then phase by its start, then step."""
+        """Values stage by stage in the order in which they were first logged: blocks of critic-only updates may come between
+        joint steps."""
         query = (
             select(m.StepMetric, col(m.Stage.name), col(m.Stage.arm))
             .join(m.Stage, col(m.Stage.id) == col(m.StepMetric.stage_id))
-            .outerjoin(
-                m.StagePhase,
-                (col(m.StagePhase.stage_id) == col(m.StepMetric.stage_id))
-                & (col(m.StagePhase.phase) == col(m.StepMetric.phase)),
-            )
             .where(col(m.StepMetric.name).in_(names))
-            .order_by(col(m.Stage.index), col(m.StagePhase.started_at), col(m.StepMetric.step))
+            .order_by(col(m.Stage.index), col(m.StepMetric.created_at), col(m.StepMetric.step))
         )
         if cycle_id is not None:
             query = query.where(col(m.Stage.cycle_id) == cycle_id)

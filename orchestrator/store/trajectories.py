@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import Select, delete, func, select, text
+from sqlalchemy import Select, delete, func, select, text, update
 from sqlalchemy.orm import defer
 from sqlmodel import col
 
@@ -115,6 +115,11 @@ class Trajectories(Repository):
         with self._session() as session:
             session.execute(query, {"ids": list(rewards), "rewards": list(rewards.values()), "artifact": artifact})
 
+    def set_phase(self, ids: Sequence[str], phase: Phase) -> None:
+        """Move attempts to another phase: those that their step's batch had no room for."""
+        with self._session() as session:
+            session.execute(update(m.Trajectory).where(col(m.Trajectory.id).in_(ids)).values(phase=phase))
+
     # ----------------------------------------------------------------- reading
 
     def list(self, where: TrajectoryFilter, *, before: int | None = None, limit: int = 50) -> Page[m.Trajectory]:
@@ -196,6 +201,18 @@ class Trajectories(Repository):
         if row.artifact is None:
             raise StoreError(f"The trajectory {trajectory_id} has no token arrays (imported, or they were not kept).")
         return self._store.artifacts.load_trajectories(row.artifact, [trajectory_id])[0]
+
+    def raw_answers(self, ids: Collection[str]) -> dict[str, tuple[str, ...]]:
+        """The sampler's own answers as they are stored. Raises StoreError for an attempt without them."""
+        query = select(col(m.Trajectory.id), col(m.Trajectory.artifact)).where(col(m.Trajectory.id).in_(list(ids)))
+        with self._session() as session:
+            rows = session.execute(query).tuples().all()
+        if missing := set(ids) - {trajectory_id for trajectory_id, artifact in rows if artifact}:
+            raise StoreError(f"{len(missing)} attempts are not stored with their answers (first: {min(missing)}).")
+        found: dict[str, tuple[str, ...]] = {}
+        for key in {artifact for _, artifact in rows if artifact}:
+            found |= self._store.artifacts.load_answers(key, {i for i, artifact in rows if artifact == key})
+        return found
 
     def load(self, stage_id: int, phase: Phase, *, step: int | None = None) -> Sequence[domain.Trajectory]:
         """Everything a phase (or one step of it) has recorded, in the order in which it was recorded."""

@@ -78,6 +78,7 @@ RPR = (
     _s("reward.kind", "Reward", "", "spec §4"),
     _s("reward.quantile", "Quantile of a family's scale", "", "spec §4.2"),
     _s("reward.recalibrate", "Recalibrate families", "", "spec §4.5"),
+    _s("reward.online", "Scales follow the batches", "Instead of being frozen for the phase.", "spec §4.5"),
     _s("profile.draw.n_tasks", "Profiled tasks", "Empty: the whole pool.", "spec §4.5"),
     _s("warmup.lr", "Warm-up learning rate", "Of the critic, once, before RPR-1.", "spec §2.2"),
     _s(
@@ -90,6 +91,7 @@ RPR = (
     _s("keep_steps", "Candidates", "Steps whose checkpoints compete on validation. Empty: the last one."),
     _s("global_batch_size", "Batch size", "Attempts a step.", "spec §2.3"),
     _s("over_sampling_batch_size", "Oversampled to", "The slow tail is cut; at least the batch size.", "spec §7"),
+    _s("complete_surplus_every", "Complete the surplus every", "n-th step, to see what cutting it shifts.", "spec §7"),
     _s("draw.n_tasks", "Tasks", "Empty: the whole pool."),
     _s("draw.stratum_weights", "Strata", "Relative weights. Empty: as the pool has them."),
     _s("max_new_tokens", "Tokens a turn", "", "spec §7"),
@@ -106,6 +108,8 @@ RPR = (
     _s("keep_log_probs", "Keep the learner's log-probabilities", "For the token view; one more actor forward a step."),
     _s("time_limit", "Attempts out of time", "", "spec §3.3"),
     _s("handover", "Summaries", "How value is handed over a summary.", "spec §3.4"),
+    _s("ev_alarm_steps", "A critic is stale after", "Joint steps in a row with EV < 0.", "spec §3.5"),
+    _s("ev_alarm", "What a stale critic does", "Page somebody, add critic-only updates, or stop the stage."),
 )
 LEARNER = (
     _s("learner.max_tokens_per_gpu", "Tokens a micro-batch", "Of one device."),

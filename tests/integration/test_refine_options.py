@@ -1,0 +1,140 @@
+"""What a refine stage does beyond its plan, in real tiny runs: a cut surplus, a stale critic, scales that follow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator import models as m
+from orchestrator.analysis import ev_curves, oversampling
+from orchestrator.launch import create_cycle, pause_cycle
+from orchestrator.recipes import load_recipe
+from orchestrator.runner import run_cycle
+from orchestrator.settings import Settings
+from orchestrator.store import Store
+from orchestrator.store.trajectories import TrajectoryFilter
+from orchestrator.transitions import resume
+from stages.domain import EndReason, Phase
+from stages.errors import UpdateError
+from stages.records import StepDone
+
+TINY = {
+    "rounds": 1,
+    "direct_ppo": True,
+    "pool_size": 60,
+    "validation_size": 2,
+    "reported_size": 2,
+    "reported_suites": ["embedded:heldout-names"],
+    "rollout.wave_size": 15,
+    "rpr.0.keep_steps": [2],
+    "rpr.0.global_batch_size": 8,
+    "rpr.0.over_sampling_batch_size": 15,
+    "rpr.0.profile.draw.n_tasks": 20,
+}
+STALE = {
+    "rpr.0.ev_alarm_steps": 1,
+    "rpr.0.warmup.lr": 0.3,  # a critic that cannot be right
+    "rpr.0.critic_lr": 0.3,
+    "rpr.0.reward.online": True,
+    "rpr.0.reward.online_min_attempts": 1,
+    "rpr.0.reward.online_alpha": 1.0,
+}
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(home=tmp_path / "home")
+
+
+def new_cycle(store: Store, **overrides: object) -> int:
+    cycle = create_cycle(store, load_recipe("smoke", overrides=TINY | overrides), actor="test")
+    assert cycle.id is not None
+    return cycle.id
+
+
+def digests(store: Store, cycle_id: int) -> tuple[str, str | None]:
+    row = store.checkpoints.named(cycle_id, "RPR-1")
+    assert row is not None
+    return row.actor_digest, row.critic_digest
+
+
+def of_phase(store: Store, stage_id: int, phase: Phase) -> list[m.Trajectory]:
+    return list(store.trajectories.list(TrajectoryFilter(stage_id=stage_id, phase=phase), limit=1000).items)
+
+
+def test_cutting_the_surplus_changes_nothing_that_is_trained(store: Store, settings: Settings) -> None:
+    """Spec §7: the rest is cancelled, every n-th step it is completed; neither way is it a sample."""
+    found = {}
+    for every in (1, 2):
+        cycle_id = new_cycle(store, **{"rpr.0.complete_surplus_every": every})
+        assert run_cycle(store, settings, cycle_id) is m.CycleState.DONE
+        stage = store.stages.named(cycle_id, "RPR-1")
+        assert stage.id is not None
+        kept = {(t.step, t.task_id, t.attempt, t.n_sampled) for t in of_phase(store, stage.id, Phase.JOINT)}
+        dropped = of_phase(store, stage.id, Phase.JOINT_SURPLUS)
+        assert all(t.reward is None and t.trained_on is None for t in dropped)
+        assert len(kept) == 16
+        assert len(dropped) == 14
+        cut = [t for t in dropped if t.end_reason is EndReason.CANCELLED]
+        assert {t.step for t in cut} == (set() if every == 1 else {1})
+        assert of_phase(store, stage.id, Phase.CALIBRATE_SURPLUS)
+        report = oversampling(store, stage.id, batch=8)
+        assert (report.steps, report.completed, report.kept) == (2, 2 // every, 16)
+        assert set(report.dropped) == {t.id for t in dropped}
+        assert report.shifts[0].shift <= 0  # the first to finish are short
+        joint = [r for r in store.trajectories.success(cycle_id) if r.phase is Phase.JOINT]
+        assert all(r.attempts == r.verdicts == 8 for r in joint)
+        found[every] = digests(store, cycle_id), kept
+    assert found[1] == found[2]
+
+
+def test_a_stale_critic_is_recalibrated_and_a_pause_in_between_changes_nothing(
+    store: Store, settings: Settings
+) -> None:
+    """EV < 0: four more critic-only updates with fresh batches, counted and marked (spec §3.5)."""
+    ends = []
+    for paused_at in (None, 6):
+        cycle_id = new_cycle(store, **STALE, **{"rpr.0.ev_alarm": "recalibrate"})
+
+        def pause(row: m.Stage, record: object, at: int | None = paused_at, cycle_id: int = cycle_id) -> None:
+            if isinstance(record, StepDone) and record.phase is Phase.CALIBRATE and record.step == at:
+                pause_cycle(store, cycle_id, actor="test")
+
+        state = run_cycle(store, settings, cycle_id, on_record=pause)
+        if paused_at:
+            assert state is m.CycleState.PAUSED
+            resume(store, cycle_id, "test")
+            state = run_cycle(store, settings, cycle_id)
+        assert state is m.CycleState.DONE
+        stage = store.stages.named(cycle_id, "RPR-1")
+        assert stage.id is not None
+        calibration = store.metrics.steps(stage.id, Phase.CALIBRATE)
+        assert sorted(calibration) == [1, 2, 3, 4, 5, 6, 7, 8]
+        assert [s for s, row in calibration.items() if row.get("critic/recalibration")] == [5, 6, 7, 8]
+        assert all("train/pg_loss" not in row for row in calibration.values())
+        joint = store.metrics.steps(stage.id, Phase.JOINT)
+        assert joint[1]["critic/stale_steps"] == 1
+        assert any(name.startswith("reward/scale/") for name in joint[1])
+        phases = store.stages.phases(stage.id)
+        assert phases[Phase.CALIBRATE].facts["recalibration_updates"] == 4
+        (curve,) = ev_curves(store, stage_ids=[stage.id], patience=1)
+        order = [(p.phase, p.step) for p in curve.points if p.phase is not Phase.WARMUP]
+        assert order[4:10] == [(Phase.JOINT, 1), *((Phase.CALIBRATE, s) for s in (5, 6, 7, 8)), (Phase.JOINT, 2)]
+        ends.append((digests(store, cycle_id), joint[2]["reward/scales_drifted"], joint[2]["rollout/reward_mean"]))
+    assert ends[0] == ends[1]
+
+
+def test_a_stale_critic_stops_the_stage_and_a_person_may_go_on(store: Store, settings: Settings) -> None:
+    cycle_id = new_cycle(store, **STALE, **{"rpr.0.ev_alarm": "stop"})
+    with pytest.raises(UpdateError, match="EV was below 0 in 1 steps"):
+        run_cycle(store, settings, cycle_id)
+    stage = store.stages.named(cycle_id, "RPR-1")
+    assert stage.id is not None
+    assert stage.state is m.StageState.FAILED
+    assert sorted(store.metrics.steps(stage.id, Phase.JOINT)) == [1]
+    store.cycles.set_state(cycle_id, m.CycleState.FAILED, error="stopped")
+    resume(store, cycle_id, "test")
+    with pytest.raises(UpdateError, match="joint step 2"):  # the count begins anew
+        run_cycle(store, settings, cycle_id)
+    assert sorted(store.metrics.steps(stage.id, Phase.JOINT)) == [1, 2]
