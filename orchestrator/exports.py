@@ -66,11 +66,12 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow({k: _safe(v) for k, v in row.items()})
+        writer.writerow({k: safe_cell(v) for k, v in row.items()})
     return out.getvalue()
 
 
-def _safe(value: Any) -> Any:
+def safe_cell(value: Any) -> Any:
+    """A text that a spreadsheet would run as a formula, with a leading quote; anything else as it is."""
     if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
         return "'" + value
     return value

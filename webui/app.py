@@ -16,11 +16,12 @@ from starlette.types import Scope
 
 from orchestrator.settings import Settings, get_settings
 from orchestrator.store import Store
-from stages.errors import ServiceError, StoreError
-from webui import pages, sse
+from stages.errors import RsiError, ServiceError, StoreError
+from webui import api, pages, sse
 from webui.errors import error_page
 from webui.oidc import Provider
 from webui.pages.parts import no_nul
+from webui.problems import is_api
 from webui.rendering import STATIC
 from webui.security import ACCESS_LOG_FILTER, BodyLimit, SecurityHeaders
 from webui.sign_in import Keys, SignIn
@@ -79,10 +80,13 @@ def create_app(store: Store | None = None, settings: Settings | None = None) -> 
     app.mount("/static", HashedFiles(directory=STATIC), name="static")
     for router in pages.routers():
         app.include_router(router)
+    for router in api.routers():
+        app.include_router(router)
     app.include_router(sse.router)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _bad_query)
     app.add_exception_handler(StoreError, _store_error)
+    app.add_exception_handler(RsiError, _refused)
 
     @app.get("/healthz", include_in_schema=False)
     def healthz() -> JSONResponse:
@@ -109,8 +113,18 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _bad_query(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    details = tuple(f"{'.'.join(map(str, e['loc'][1:]))}: {e['msg']}" for e in error.errors())
-    return error_page(request, 422, "The address cannot be understood", "Correct or remove these parameters:", details)
+    if is_api(request.url.path):
+        told = tuple((".".join(map(str, e["loc"])), e["msg"]) for e in error.errors())
+        return error_page(request, 422, "The request cannot be understood", "Correct these fields.", told)
+    fields = tuple((".".join(map(str, e["loc"][1:])), e["msg"]) for e in error.errors())
+    return error_page(request, 422, "The address cannot be understood", "Correct or remove these parameters:", fields)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """What a page or the API did not answer itself: somebody's mistake, or a service that is not there. No traceback."""
+    status = 503 if isinstance(error, ServiceError) else 422
+    field = getattr(error, "field", "")
+    return error_page(request, status, str(error), fields=((field, str(error)),) if field else ())
 
 
 async def _store_error(request: Request, error: Exception) -> Response:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from webui.contexts import ErrorContext
+from webui.problems import is_api, problem
 from webui.rendering import page
 
 DATA = (".json", ".csv", ".parquet", ".txt")
@@ -21,8 +24,12 @@ def wants_page(request: Request) -> bool:
 
 
 def error_page(
-    request: Request, status: int, message: str, advice: str = "", details: tuple[str, ...] = ()
+    request: Request, status: int, message: str, advice: str = "", fields: Sequence[tuple[str, str]] = ()
 ) -> Response:
+    """`fields`: (where, what) of each part of the request that is wrong. Below /api it is JSON (`webui.problems`)."""
+    if is_api(request.url.path):
+        return problem(status, message, request.url.path, advice, fields=fields)
+    details = tuple(f"{where}: {what}" for where, what in fields)
     context = ErrorContext(title=message, section="", status=status, message=message, advice=advice, details=details)
     return page(request, context, status=status)
 
@@ -32,4 +39,6 @@ def refusal(request: Request, status: int, message: str, advice: str = "") -> Re
     if wants_page(request):
         return error_page(request, status, message, advice)
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    if is_api(request.url.path):
+        return problem(status, message, request.url.path, advice, headers=headers)
     return JSONResponse({"detail": " ".join(filter(None, (message + ".", advice)))}, status, headers=headers)

@@ -127,11 +127,13 @@ def static_url(name: str) -> str:
 
 
 def variables(request: Request, context: PageContext) -> dict[str, Any]:
-    """The fields of a context, not its nested values, and who looks (`viewer`, for `{{ ui.csrf(viewer) }}` and rights)."""
+    """The fields of a context, not its nested values, who looks (`viewer`, for `{{ ui.csrf(viewer) }}` and rights), a
+    list's files (`exports`)."""
     viewer = viewer_of(request)
     if context.section and not _wanted_block(request):  # an error page stands without the database
         viewer = replace(viewer, counts=rail.counts(request, viewer))
-    return {f.name: getattr(context, f.name) for f in fields(context)} | {"viewer": viewer}
+    told = {"viewer": viewer, "exports": urls.exports(request.url.path, request.query_params)}
+    return {f.name: getattr(context, f.name) for f in fields(context)} | told
 
 
 def page(request: Request, context: PageContext, *, status: int = 200) -> HTMLResponse:

@@ -9,8 +9,9 @@ import logging
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from webui.problems import problem
 
 POLICY = "; ".join(
     (
@@ -81,7 +82,7 @@ class BodyLimit:
                 raise too_large
             await self.app(scope, bounded, send)
         except HTTPException as error:  # raised above, outside of the app's own handlers: nothing has been sent yet
-            await JSONResponse({"detail": error.detail}, error.status_code)(scope, receive, send)
+            await problem(error.status_code, error.detail, scope["path"])(scope, receive, send)
 
 
 class _WithoutQuery(logging.Filter):

@@ -61,10 +61,6 @@ def audit_log(**filters: object) -> str:
     return _query("/audit-log", **filters)
 
 
-def audit_log_csv(**filters: object) -> str:
-    return _query("/audit-log.csv", **filters)
-
-
 def overview() -> str:
     return "/"
 
@@ -207,6 +203,28 @@ def review(runbook_id: str, action: str = "", **view: object) -> str:
     """A runbook under review, or with `action` the address of one of its forms."""
     path = f"/reviews/{quote(runbook_id, safe='')}"
     return _query(f"{path}/{action}" if action else path, **view)
+
+
+EXPORTED = frozenset(  # lists with `.csv`, `.json` and `.parquet` twins (`webui.api.listing`)
+    f"/{name}"
+    for name in (
+        *("cycles", "checkpoints", "trajectories", "suspicious", "reviews", "audits"),
+        *("experiments", "people", "audit-log", "inbox"),
+    )
+)
+_PLACE = {"before", "after", "last", "costly"}  # where in a list one is, not what it holds
+
+
+def exports(path: str, query: QueryParams) -> list[tuple[str, str]]:
+    """(words, address) of the files with every row of a list page; none for other pages."""
+    if path not in EXPORTED:
+        return []
+    kept = {k: v for k, v in query.items() if k not in _PLACE}
+    return [(words, _query(f"{path}.{words.lower()}", **kept)) for words in ("CSV", "JSON", "Parquet")]
+
+
+def api() -> str:
+    return "/api/v1"
 
 
 def with_query(path: str, query: QueryParams, **changes: object) -> str:

@@ -117,7 +117,7 @@ def test_a_page_gets_what_its_context_declares(context: type[contexts.PageContex
         used |= find_undeclared_variables(tree) - imported(tree)
         parent = tree.find(nodes.Extends)
         name = parent.template.as_const() if parent else None
-    assert used - set(env.globals) - {"viewer"} <= declared
+    assert used - set(env.globals) - {"viewer", "exports"} <= declared
     assert declared <= used
 
 

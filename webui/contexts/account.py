@@ -99,5 +99,4 @@ class AuditLogContext(PageContext):
     rows: Sequence[tuple[m.AuditLog, str]]  # with its payload in words
     filters: Mapping[str, str]
     next_href: str
-    csv_href: str
     empty: bool  # nothing fits

@@ -57,6 +57,21 @@ def fill(source: CycleConfig, form: Mapping[str, str], model: str | None) -> Dra
     return draft
 
 
+def change(source: CycleConfig, values: Mapping[str, Any], model: str | None, base_error: str = "") -> Draft:
+    """As `fill`, from values by path instead of texts: what a program sends."""
+    draft = Draft(source=source, values=_dump(source))
+    draft.values["model"] = model
+    if base_error:
+        draft.errors[BASE] = base_error
+    for path, value in values.items():
+        try:
+            override(draft.values, path, value)
+        except ConfigError as error:
+            draft.errors[path] = str(error)
+    _validate(draft)
+    return draft
+
+
 def _advanced(draft: Draft, text: str) -> None:
     """Lines as `--set` takes them; empty lines and comments are passed over."""
     lines = [line.strip() for line in text.splitlines()]

@@ -69,21 +69,30 @@ def _create(request: Request, viewer: Viewer, values: Mapping[str, str]) -> Resp
     spec, errors = read(store, values)
     if errors or spec is None:
         return _form(request, values, errors, status=422)
+    audit, job, wrong = begin(request, viewer, spec)
+    if wrong:
+        return _form(request, values, dict([wrong]), status=422)
+    return RedirectResponse(urls.audit(audit) if job is None else f"/audits/jobs/{job}", status_code=303)
+
+
+def begin(request: Request, viewer: Viewer, spec: AuditSpec) -> tuple[int | None, int | None, tuple[str, str] | None]:
+    """Make an audit: its number, or that of a job where the set is large, or (field, what is wrong)."""
+    store = store_of(request)
     attempts = store.trajectories.count(spec.where, cap=AT_ONCE)
     note = {"name": spec.name, "formulas": [k.value for k in spec.formulas], "attempts": attempts}
     if attempts > AT_ONCE:
         number = jobs_of(request).start(spec, attempts=attempts, created_by=viewer.login)
         store.audit_trail.add(viewer.login, "audit.run", object_kind="audit job", object_id=number, payload=note)
-        return RedirectResponse(f"/audits/jobs/{number}", status_code=303)
+        return None, number, None
     try:
         with store.transaction():
             row = run_audit(store, spec, created_by=viewer.login)
             store.audit_trail.add(viewer.login, "audit.run", object_kind="audit", object_id=row.id or 0, payload=note)
     except RewardError as error:
-        return _form(request, values, {"set": str(error)}, status=422)
+        return None, None, ("set", str(error))
     except ConfigError as error:
-        return _form(request, values, {"scales": str(error)}, status=422)
-    return RedirectResponse(urls.audit(row.id), status_code=303)
+        return None, None, ("scales", str(error))
+    return row.id, None, None
 
 
 @router.get("/audits/jobs/{number:int}", response_class=HTMLResponse)

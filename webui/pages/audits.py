@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastapi import APIRouter, Depends, HTTPException, Request
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import HTMLResponse, JSONResponse
 
-from orchestrator import audits as made
 from orchestrator import models as m
 from orchestrator.store import Store
 from orchestrator.store.analysis_queries import AnalysisQueries
@@ -19,7 +18,6 @@ from webui.access import Action, needs
 from webui.charts.analysis import rewards_figure
 from webui.contexts import CurveTable, Fact
 from webui.contexts.analysis import AuditContext, AuditsContext, Download, Listed
-from webui.pages.compare import csv
 from webui.pages.parts import Before, QueryId, RowId, missing, queries_of, store_of
 from webui.rendering import page
 
@@ -51,7 +49,7 @@ def audits(request: Request, cycle: QueryId = None, before: Before = None) -> HT
 @router.get("/audits/{audit_id:int}", response_class=HTMLResponse)
 def audit(request: Request, audit_id: RowId) -> HTMLResponse:
     store = store_of(request)
-    row = _audit(store, audit_id)
+    row = audit_row(store, audit_id)
     result = row.result
     overall = [r for r in result["rows"] if not r["family"]]
     families: dict[str, list[Mapping[str, Any]]] = {}
@@ -83,24 +81,12 @@ def audit(request: Request, audit_id: RowId) -> HTMLResponse:
 
 @router.get("/audits/{audit_id:int}/chart.json", include_in_schema=False)
 def chart(request: Request, audit_id: RowId) -> JSONResponse:
-    row = _audit(store_of(request), audit_id)
+    row = audit_row(store_of(request), audit_id)
     figure = rewards_figure(row.result.get("histograms", {}))
     return JSONResponse(figure, headers={"Cache-Control": "no-cache"})
 
 
-@router.get("/audits/{audit_id:int}/{table}.csv", include_in_schema=False)
-def export(request: Request, audit_id: RowId, table: str) -> PlainTextResponse:
-    """`figures`: one row per formula and family. `failures`: every listed failure, not only those on the page."""
-    store = store_of(request)
-    row = _audit(store, audit_id)
-    if table == "figures":
-        return csv(f"audit-{audit_id}-figures", row.result["rows"])
-    if table == "failures":
-        return csv(f"audit-{audit_id}-failures", made.failures(store, row))
-    raise HTTPException(404, f"There is no table {table[:40]}")
-
-
-def _audit(store: Store, audit_id: int) -> m.Audit:
+def audit_row(store: Store, audit_id: int) -> m.Audit:
     try:
         return store.audits.get(audit_id)
     except StoreError:

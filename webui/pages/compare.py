@@ -7,10 +7,10 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from orchestrator import compare_tables as t
-from orchestrator import comparison_rows, comparisons, exports
+from orchestrator import comparison_rows, comparisons
 from orchestrator import models as m
 from orchestrator.compare_tables import Convention, Flag, FlagKind
 from orchestrator.store import Store
@@ -172,7 +172,7 @@ def compare(
 
 @router.get("/compare/chart.json", include_in_schema=False)
 def chart(request: Request, names: Names, suite: str = "") -> JSONResponse:
-    report, _ = _asked(request, names, suite)
+    report, _ = asked(request, names, suite)
     figure = scores_figure(comparison_rows.score_rows(report), [c.colour for c in _columns(report)])
     return JSONResponse(figure, headers={"Cache-Control": "no-cache"})
 
@@ -186,26 +186,9 @@ def curves(
     smooth: compare_curves.Smoothing = 0,
     scale: compare_curves.Scale = "linear",
 ) -> JSONResponse:
-    report, _ = _asked(request, names, suite)
+    report, _ = asked(request, names, suite)
     figure = compare_curves.figure(store_of(request), report, metric, smooth, scale)
     return JSONResponse(figure, headers={"Cache-Control": "no-cache"})
-
-
-@router.get("/compare/{table}.csv", include_in_schema=False)
-def export(
-    request: Request, table: str, names: Names, suite: str = "", by: Convention = Convention.VERDICTS
-) -> PlainTextResponse:
-    """One of the page's tables, with all rows and every digit."""
-    if table not in {name for own in TABLES.values() for name in own}:
-        raise HTTPException(404, f"There is no table {table[:40]}")
-    report, _ = _asked(request, names, suite, by)
-    return csv(f"compare-{table}", _rows(store_of(request), report, table))
-
-
-def csv(name: str, rows: Sequence[dict[str, Any]]) -> PlainTextResponse:
-    """A download whose name holds nothing but letters, digits and dashes."""
-    headers = {"Content-Disposition": f'attachment; filename="{name}.csv"', "Cache-Control": "no-cache"}
-    return PlainTextResponse(exports.to_csv(rows), media_type="text/csv", headers=headers)
 
 
 # ------------------------------------------------------------------------------------------------ parts
@@ -243,7 +226,7 @@ def _report(
     return found.suites[0], sorted(measured)
 
 
-def _asked(
+def asked(
     request: Request, names: Sequence[str], suite: str, by: Convention = Convention.VERDICTS
 ) -> tuple[comparisons.SuiteReport, Sequence[str]]:
     given = [n for part in names for n in part.split(",") if n]
@@ -288,7 +271,7 @@ def _score_flags(report: comparisons.SuiteReport) -> list[tuple[str, str]]:
     return flags + [(x.label, more.format(x.older, "" if x.older == 1 else "s")) for x in report.measured if x.older]
 
 
-def _rows(store: Store, report: comparisons.SuiteReport, table: str) -> list[dict[str, Any]]:
+def table_rows(store: Store, report: comparisons.SuiteReport, table: str) -> list[dict[str, Any]]:
     match table:
         case "scores":
             return comparison_rows.score_rows(report)

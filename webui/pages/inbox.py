@@ -28,7 +28,7 @@ def inbox(
 ) -> HTMLResponse:
     store = store_of(request)
     after = store.events.last_id()
-    user_id = _person(viewer)
+    user_id = person_id(viewer)
     found = store.notices.inbox(user_id, unread=unread, before=before, limit=PAGE)
     context = InboxContext(
         title="Inbox",
@@ -57,11 +57,11 @@ def read(
     """Mark one notice as read (`notice`), or all of them. Only one's own inbox changes, so the audit log is not written."""
     text = form.get("notice", "")
     chosen = [int(text)] if text.isdecimal() and len(text) < 19 else []
-    store_of(request).notices.mark_read(_person(viewer), chosen if text else None)
+    store_of(request).notices.mark_read(person_id(viewer), chosen if text else None)
     return RedirectResponse(urls.inbox(unread=form.get("unread") == "1"), status_code=303)
 
 
-def _person(viewer: Viewer) -> int:
+def person_id(viewer: Viewer) -> int:
     """Raises 404 for nobody, who has no inbox."""
     if viewer.user_id is None:
         raise missing("inbox without signing in")

@@ -35,7 +35,7 @@ Form = Annotated[Mapping[str, str], Depends(form_of)]
 @router.get("/cycles/new", response_class=HTMLResponse, dependencies=[Depends(needs(Action.LAUNCH, page=True))])
 def new(request: Request, source: Annotated[QueryId, Query(alias="from")] = None, recipe: str = "") -> HTMLResponse:
     """`from`: the cycle that is cloned; else `recipe`, the demo's without one."""
-    config, recipe = _source(request, source, recipe)
+    config, recipe = source_config(request, source, recipe)
     return _page(request, start(config), recipe, source, base=str(config.model) if config.model else SHIPPED)
 
 
@@ -44,14 +44,14 @@ def check(request: Request, form: Form) -> HTMLResponse:
     """The form once more, with everything that is wrong and what it would cost. Stores nothing."""
     draft, recipe, source = _draft(request, form)
     fragment = request.headers.get("HX-Request") == "true"
-    _check(request, draft, suites=not fragment)  # while somebody types, no suite is generated
+    checked(request, draft, suites=not fragment)  # while somebody types, no suite is generated
     return _page(request, draft, recipe, source, base=form.get(BASE, ""), checked=True)
 
 
 @router.post("/cycles/new", response_class=HTMLResponse, dependencies=MAY)
 def launch(request: Request, form: Form) -> Response:
     draft, recipe, source = _draft(request, form)
-    _check(request, draft)
+    checked(request, draft)
     if draft.config is None:
         return _page(request, draft, recipe, source, base=form.get(BASE, ""), checked=True, status=422)
     store, settings = store_of(request), _settings(request)
@@ -72,7 +72,7 @@ def _settings(request: Request) -> Settings:
     return settings
 
 
-def _source(request: Request, source: int | None, recipe: str) -> tuple[CycleConfig, str]:
+def source_config(request: Request, source: int | None, recipe: str) -> tuple[CycleConfig, str]:
     """The configuration that the fields start from, and its recipe's name. 404 when there is none."""
     if source is not None:
         row = queries_of(request).cycle(source)
@@ -91,22 +91,27 @@ def _source(request: Request, source: int | None, recipe: str) -> tuple[CycleCon
 def _draft(request: Request, form: Mapping[str, str]) -> tuple[Draft, str, int | None]:
     text = form.get("from", "")
     source = int(text) if text.isdecimal() and 0 < int(text[:12]) <= MAX_ID else None
-    config, recipe = _source(request, source, form.get("recipe", ""))
-    base, error = form.get(BASE, "").strip(), ""
-    model: str | None = str(config.model) if config.model else None
-    if base != (model or SHIPPED):
-        try:
-            folder = base_folder(store_of(request), base)
-            model = str(folder) if folder else None
-        except (StoreError, CheckpointError) as problem:
-            error = str(problem)
+    config, recipe = source_config(request, source, form.get("recipe", ""))
+    model, error = base_model(request, config, form.get(BASE, ""))
     draft = fill(config, form, model)
     if error:
         draft.errors[BASE], draft.config = error, None
     return draft, recipe, source
 
 
-def _check(request: Request, draft: Draft, *, suites: bool = True) -> None:
+def base_model(request: Request, config: CycleConfig, base: str | None) -> tuple[str | None, str]:
+    """The folder that `base` names (None: the shipped model), and why it cannot be used. No `base` keeps the configuration's."""
+    model: str | None = str(config.model) if config.model else None
+    if base is None or (base := base.strip()) == (model or SHIPPED):
+        return model, ""
+    try:
+        folder = base_folder(store_of(request), base)
+    except (StoreError, CheckpointError) as problem:
+        return model, str(problem)
+    return (str(folder) if folder else None), ""
+
+
+def checked(request: Request, draft: Draft, *, suites: bool = True) -> None:
     """What the launch itself will refuse, found beforehand and put beside its field."""
     if draft.config is None:
         return

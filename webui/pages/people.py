@@ -37,73 +37,97 @@ def add(
     role: Annotated[Sequence[str], Form()] = (),
 ) -> Response:
     """Answers with the page itself, the only one that shows the link for the first sign-in."""
-    store = store_of(request)
     values = {"login": login.strip(), "name": name.strip(), "email": email.strip()}
-    problems = {key: f"At most {LONGEST} characters." for key, text in values.items() if len(text) > LONGEST}
-    problems |= {key: "Some of its characters cannot be shown." for key, t in values.items() if not t.isprintable()}
-    if unknown := set(role) - set(m.Role):
-        problems["role"] = f"There is no role {', '.join(sorted(unknown))[:100]}."
-    if not problems:
-        try:
-            with store.transaction():
-                user = store.users.add(
-                    values["login"], [m.Role(r) for r in role], name=values["name"], email=values["email"]
-                )
-                _note(request, viewer, "user.add", user, roles=user.roles)
-        except ConfigError as error:
-            problems["login"] = str(error)
-    if problems:
+    user, problems = new_person(request, viewer, values, role)
+    if user is None:
         return _page(request, viewer, values=values, chosen=role, problems=problems, status=422)
     return _link_page(request, viewer, user, status=201)
 
 
 @router.post("/people/{user_id:int}/roles")
 def set_roles(request: Request, viewer: Admin, user_id: RowId, role: Annotated[Sequence[str], Form()] = ()) -> Response:
-    user, wanted = _person(request, user_id), sorted(set(role))
-    if unknown := set(wanted) - set(m.Role):
-        return _page(request, viewer, problem=f"There is no role {', '.join(sorted(unknown))[:100]}.", status=422)
-    if user.id == viewer.user_id and m.Role.ADMIN not in wanted:
-        problem = "You cannot stop being an administrator yourself: another one must do it, so that one is left."
-        return _page(request, viewer, problem=problem, status=422)
-    store = store_of(request)
-    with store.transaction():
-        store.users.set_roles(user_id, [m.Role(r) for r in wanted])
-        _note(request, viewer, "user.roles", user, roles=wanted, before=user.roles)
+    try:
+        change_roles(request, viewer, user_id, role)
+    except ConfigError as error:
+        return _page(request, viewer, problem=str(error), status=422)
     return RedirectResponse(urls.people(), 303)
 
 
 @router.post("/people/{user_id:int}/disable")
 def disable(request: Request, viewer: Admin, user_id: RowId) -> Response:
-    user, store = _person(request, user_id), store_of(request)
-    if user.id == viewer.user_id:
-        return _page(request, viewer, problem="You cannot disable yourself.", status=422)
-    with store.transaction():
-        store.users.set_disabled(user_id, True)
-        ended = store.sign_ins.end_all(user_id)
-        _note(request, viewer, "user.disable", user, ended=ended)
+    try:
+        set_disabled(request, viewer, user_id, True)
+    except ConfigError as error:
+        return _page(request, viewer, problem=str(error), status=422)
     return RedirectResponse(urls.people(), 303)
 
 
 @router.post("/people/{user_id:int}/enable")
 def enable(request: Request, viewer: Admin, user_id: RowId) -> Response:
-    user, store = _person(request, user_id), store_of(request)
-    with store.transaction():
-        store.users.set_disabled(user_id, False)
-        _note(request, viewer, "user.enable", user)
+    set_disabled(request, viewer, user_id, False)
     return RedirectResponse(urls.people(), 303)
 
 
 @router.post("/people/{user_id:int}/link", response_class=HTMLResponse)
 def link(request: Request, viewer: Admin, user_id: RowId) -> Response:
     """Answers with the page itself, the only one that shows the link."""
-    return _link_page(request, viewer, _person(request, user_id), status=201)
+    return _link_page(request, viewer, person_row(request, user_id), status=201)
 
 
-def _person(request: Request, user_id: int) -> m.User:
+def person_row(request: Request, user_id: int) -> m.User:
     found = next((u for u in store_of(request).users.list(disabled=True) if u.id == user_id), None)
     if found is None:
         raise missing(f"person {user_id}")
     return found
+
+
+def new_person(
+    request: Request, viewer: Viewer, values: Mapping[str, str], roles: Sequence[str]
+) -> tuple[m.User | None, dict[str, str]]:
+    """Somebody new, or what is wrong with each field. `values`: login, name, email."""
+    store = store_of(request)
+    problems = {key: f"At most {LONGEST} characters." for key, text in values.items() if len(text) > LONGEST}
+    problems |= {key: "Some of its characters cannot be shown." for key, t in values.items() if not t.isprintable()}
+    if unknown := set(roles) - set(m.Role):
+        problems["role"] = f"There is no role {', '.join(sorted(unknown))[:100]}."
+    if problems:
+        return None, problems
+    try:
+        with store.transaction():
+            user = store.users.add(
+                values["login"], [m.Role(r) for r in roles], name=values["name"], email=values["email"]
+            )
+            _note(request, viewer, "user.add", user, roles=user.roles)
+    except ConfigError as error:
+        return None, {"login": str(error)}
+    return user, {}
+
+
+def change_roles(request: Request, viewer: Viewer, user_id: int, roles: Sequence[str]) -> None:
+    """Raises ConfigError for an unknown role, or for an administrator who would stop being one."""
+    user, wanted, store = person_row(request, user_id), sorted(set(roles)), store_of(request)
+    if unknown := set(wanted) - set(m.Role):
+        raise ConfigError(f"There is no role {', '.join(sorted(unknown))[:100]}.")
+    if user.id == viewer.user_id and m.Role.ADMIN not in wanted:
+        raise ConfigError(
+            "You cannot stop being an administrator yourself: another one must do it, so that one is left."
+        )
+    with store.transaction():
+        store.users.set_roles(user_id, [m.Role(r) for r in wanted])
+        _note(request, viewer, "user.roles", user, roles=wanted, before=user.roles)
+
+
+def set_disabled(request: Request, viewer: Viewer, user_id: int, disabled: bool) -> None:
+    """A disabled person is signed out everywhere. Raises ConfigError for oneself."""
+    user, store = person_row(request, user_id), store_of(request)
+    if disabled and user.id == viewer.user_id:
+        raise ConfigError("You cannot disable yourself.")
+    with store.transaction():
+        store.users.set_disabled(user_id, disabled)
+        if disabled:
+            _note(request, viewer, "user.disable", user, ended=store.sign_ins.end_all(user_id))
+        else:
+            _note(request, viewer, "user.enable", user)
 
 
 def _note(request: Request, viewer: Viewer, action: str, user: m.User, **payload: object) -> None:

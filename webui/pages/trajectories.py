@@ -21,7 +21,17 @@ from webui.rendering import page
 router = APIRouter(dependencies=[Depends(needs(Action.SEE))])
 PAGE = 50
 COSTLY = 100  # most expensive unsolved attempts shown
-ACTING = (Phase.EXPLORE, Phase.REPLAY, Phase.PROFILE, Phase.CALIBRATE, Phase.JOINT, Phase.VALIDATE, Phase.EVALUATE)
+ACTING = (
+    Phase.EXPLORE,
+    Phase.REPLAY,
+    Phase.PROFILE,
+    Phase.CALIBRATE,
+    Phase.CALIBRATE_SURPLUS,
+    Phase.JOINT,
+    Phase.JOINT_SURPLUS,
+    Phase.VALIDATE,
+    Phase.EVALUATE,
+)
 FIXED: tuple[tuple[str, str, Iterable[StrEnum]], ...] = (
     ("verdict", "verdict", Verdict),
     ("phase", "phase", ACTING),
@@ -31,9 +41,7 @@ FIXED: tuple[tuple[str, str, Iterable[StrEnum]], ...] = (
 E = TypeVar("E", bound=StrEnum)
 
 
-@router.get("/trajectories", response_class=HTMLResponse)
-def trajectories(
-    request: Request,
+def trajectory_filter(
     cycle: QueryId = None,
     stage: QueryId = None,
     step: Annotated[int | None, Query(ge=0, le=MAX_ID)] = None,
@@ -48,12 +56,9 @@ def trajectories(
     runbook: str = "",
     gate: bool = False,
     flagged: bool = False,
-    costly: bool = False,
-    before: Before = None,
-) -> HTMLResponse:
-    """`gate`: only the gate check failed. `costly`: unsolved attempts by sampled tokens instead of by time."""
-    store, queries = store_of(request), queries_of(request)
-    where = TrajectoryFilter(
+) -> TrajectoryFilter:
+    """A dependency: what the address narrows the list to. `gate`: only the gate check failed. Raises 422."""
+    return TrajectoryFilter(
         cycle_id=cycle,
         stage_id=stage,
         step=step,
@@ -69,6 +74,18 @@ def trajectories(
         only_gate_failed=True if gate else None,
         flagged=True if flagged else None,
     )
+
+
+@router.get("/trajectories", response_class=HTMLResponse)
+def trajectories(
+    request: Request,
+    where: Annotated[TrajectoryFilter, Depends(trajectory_filter)],
+    costly: bool = False,
+    before: Before = None,
+) -> HTMLResponse:
+    """`costly`: unsolved attempts by sampled tokens instead of by time."""
+    store, queries = store_of(request), queries_of(request)
+    gate, flagged = bool(where.only_gate_failed), bool(where.flagged)
     if costly:
         rows, following = store.trajectories.expensive_failures(where, limit=COSTLY), None
     else:
@@ -93,8 +110,8 @@ def trajectories(
         ],
         active=_active(request),
         hidden=[(k, v) for k, v in query.items() if k not in ("task", "family", "before") and v],
-        task=task,
-        family=family,
+        task=where.task_id or "",
+        family=where.family or "",
         count=min(count, COUNT_CAP),
         count_capped=count > COUNT_CAP,
         next_href=urls.with_query("/trajectories", query, before=following) if following else "",
