@@ -18,6 +18,7 @@ class StoredPhases(NothingFinished):
     def __init__(self, store: Store, stage: m.Stage, policy: ReviewPolicy) -> None:
         assert stage.id is not None
         self._store, self._stage, self._policy = store, stage.id, policy
+        self._cycle, self._attempt = stage.cycle_id, stage.attempt
 
     @property
     def _done(self) -> set[Phase]:
@@ -33,12 +34,20 @@ class StoredPhases(NothingFinished):
         return list(self._store.runbooks.load(self._stage)) if Phase.REWRITE in self._done else None
 
     def approved(self) -> set[str] | None:
-        """None while the gate is open. Superseded revisions do not count."""
+        """None while the gate is open; else it closes here, so that no verdict is taken after the count.
+
+        Superseded revisions do not count.
+        """
         if Phase.REVIEW not in self._done:
             return None
-        states = gate_states(self._store, self._stage, self._policy)
-        if not quota_met(states.values(), self._policy):
-            return None
+        with self._store.transaction():
+            self._store.cycles.lock(self._cycle)
+            states = gate_states(self._store, self._stage, self._policy)
+            if not quota_met(states.values(), self._policy):
+                return None
+            if Phase.REPLAY not in self._store.stages.phases(self._stage):
+                self._store.stages.start_phase(self._stage, Phase.REPLAY, None, self._attempt)
+            self._store.runbooks.consume(self._stage)
         return {book_id for book_id, state in states.items() if state.status is GateStatus.APPROVED}
 
     def demonstrations(self) -> list[Demonstration] | None:

@@ -38,9 +38,13 @@ class ReviewStatistics:
     turnaround_s: float | None  # median time to a revision's first verdict
 
 
-def review_statistics(store: Store, *, limit: int = 5000) -> ReviewStatistics:
-    """Agreement, turnaround, verdicts and known-leak hits."""
-    rows = store.review_queue.verdicts(limit=limit)
+def review_statistics(store: Store, *, limit: int = 5000, blind_to: str | None = None) -> ReviewStatistics:
+    """Agreement, turnaround, verdicts and known-leak hits.
+
+    `blind_to`: a reviewer, to whom nothing is told of what others decided at gates that still wait, as long as the own
+    verdict is missing: a count that grows by one would tell.
+    """
+    rows = store.review_queue.verdicts(limit=limit, blind_to=blind_to)
     first: dict[tuple[str, int], dict[str, Any]] = defaultdict(dict)
     withdrawn: dict[str, int] = defaultdict(int)
     for row in rows:

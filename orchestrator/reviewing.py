@@ -1,9 +1,9 @@
-"""What reviewers do with runbooks: look, claim, decide, undo (an edit: `orchestrator.revising`). Used by the command line and the console alike.
+"""What reviewers do with runbooks: claim, decide, undo. Used by the command line and the console alike.
 
-Every rule about people stands here; what verdicts add up to is `stages.review.gate_decision`, and when a suspended
-cycle goes on is `orchestrator.gate`.
+Every rule about people stands here, but for what they may see (`orchestrator.review_look`) and an edit
+(`orchestrator.revising`). What verdicts add up to is `stages.review.gate_decision`, and when a suspended cycle goes on is
+`orchestrator.gate`.
 
-* Blind: nobody learns what others decided or wrote before the own verdict on the same revision.
 * An approval asks that every finding was seen; a hard one cannot be approved, a soft one needs a reason.
 * Everything can be undone until the replay phase begins.
 * A planted leak (`orchestrator.known_leaks`) looks like every other item until the own verdict.
@@ -18,13 +18,11 @@ from uuid import uuid4
 
 from orchestrator import gate
 from orchestrator import models as m
-from orchestrator.review_sources import hidden_texts
 from orchestrator.settings import Settings
 from orchestrator.store import Store
-from orchestrator.store.review_queue import COUNT_CAP, QueueFilter
 from stages.domain import Decision, Review, Severity
 from stages.errors import ConfigError
-from stages.review import GateState, ReviewPolicy
+from stages.review import GateState
 
 PERSON = gate.PERSON
 REASONS = (
@@ -57,112 +55,6 @@ class Outcome:
     waiting: int = 0  # runbooks of the stage that still need people
     open: bool = True  # the cycle waits for further verdicts
     planted: m.KnownLeak | None = None  # revealed now
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """A runbook as one person may see it."""
-
-    runbook: m.Runbook  # the revision asked for
-    newest: int  # the newest revision's number
-    revisions: Sequence[m.Runbook]
-    stage: m.Stage | None
-    policy: ReviewPolicy | None
-    findings: Sequence[m.Finding]
-    seen: Collection[int]  # ids of findings that this person has seen
-    mine: m.Review | None  # the own standing verdict on the newest revision
-    others: Sequence[m.Review]  # empty while blind
-    hidden: int  # verdicts that are not shown because the own one is missing
-    people: int  # standing verdicts of people on the newest revision
-    comments: Sequence[m.ReviewComment]  # only the own ones while blind
-    claims: Sequence[m.ReviewClaim]
-    closed: bool  # the gate has consumed it
-    hard: bool  # it cannot be approved, only revised
-    planted: m.KnownLeak | None  # shown after the own verdict only
-
-    @property
-    def current(self) -> bool:
-        return self.runbook.revision == self.newest
-
-    @property
-    def unseen(self) -> Sequence[m.Finding]:
-        return [f for f in self.findings if f.id not in self.seen]
-
-
-def needs(store: Store) -> dict[int, int]:
-    """Stage with waiting runbooks -> how many people must decide on each."""
-    stages = [store.stages.get(i) for i in store.review_queue.waiting_stages()]
-    found = {s.id: policy for s in stages if s.id is not None and (policy := _policy(store, s))}
-    return {i: policy.required_reviewers for i, policy in found.items()}
-
-
-def _policy(store: Store, stage: m.Stage) -> ReviewPolicy | None:
-    """None where the stored recipe cannot be read any more: such a cycle must not take the whole queue with it."""
-    try:
-        return gate.policy_of(store, stage)
-    except ConfigError:
-        return None
-
-
-def look(store: Store, runbook_id: str, login: str, *, decider: bool, revision: int | None = None) -> Look:
-    """`decider`: the person reviews, hence is blind until the own verdict. Raises StoreError for an unknown runbook."""
-    revisions = store.runbooks.revisions(runbook_id)
-    newest = store.runbooks.get(runbook_id)
-    row = next((r for r in revisions if r.revision == revision), newest) if revision else newest
-    planted = store.review_queue.planted(runbook_id)
-    stage_id = planted.stage_id if planted else newest.stage_id
-    stage = store.stages.get(stage_id) if stage_id is not None else None
-    standing = store.reviews.standing(runbook_id, newest.revision)
-    mine = standing.get(f"{PERSON}{login}")
-    blind = decider and mine is None
-    shown = standing if row.revision == newest.revision else store.reviews.standing(runbook_id, row.revision)
-    others = [r for who, r in shown.items() if who not in ("rules", f"{PERSON}{login}")]
-    findings = store.reviews.findings(runbook_id, row.revision)
-    comments = store.review_queue.comments(runbook_id)
-    return Look(
-        runbook=row,
-        newest=newest.revision,
-        revisions=revisions,
-        stage=stage,
-        policy=_policy(store, stage) if stage else None,
-        findings=findings,
-        seen=store.review_queue.seen(runbook_id, row.revision, login),
-        mine=mine,
-        others=[] if blind else others,
-        hidden=len(others) if blind else 0,
-        people=sum(who.startswith(PERSON) for who in standing),
-        comments=[c for c in comments if c.login == login or not blind],
-        claims=store.review_queue.claims([runbook_id]).get(runbook_id, []),
-        closed=gate.closed(store, newest) or (planted is not None and mine is not None),
-        hard=any(f.severity is Severity.HARD for f in findings),
-        planted=planted if mine is not None else None,
-    )
-
-
-def look_at_hidden(store: Store, runbook_id: str, login: str) -> Mapping[str, str]:
-    """Hidden tests and reference solution; the look is logged. Raises TaskError where this machine lacks them."""
-    texts = hidden_texts(store, store.runbooks.get(runbook_id))
-    store.audit_trail.add(
-        login, "runbook.see-hidden", object_kind="runbook", object_id=runbook_id, payload={"files": sorted(texts)}
-    )
-    return texts
-
-
-def waiting_for(store: Store, login: str, *, cap: int = COUNT_CAP) -> int:
-    """How many runbooks wait for this reviewer, up to `cap`."""
-    return store.review_queue.count(QueueFilter(mine=True), login, decider=True, needs=needs(store), cap=cap)
-
-
-def queue_of(store: Store, login: str, *, limit: int = COUNT_CAP) -> list[str]:
-    """Ids of what waits for this reviewer, in order; what was put off comes last."""
-    need = needs(store)
-    return [
-        row.id
-        for skipped in (False, True)
-        for row in store.review_queue.rows(
-            QueueFilter(mine=True, skipped=skipped), login, decider=True, needs=need, limit=limit
-        )
-    ]
 
 
 # --------------------------------------------------------------------------------------------------- claims, comments
@@ -253,7 +145,7 @@ def decide(
     planted = store.review_queue.planted(runbook_id)
     with store.transaction():
         if planted is not None:
-            verdict_on_planted(store, row, login, decision, words)
+            verdict_on_planted(store, planted, login, decision, words)
         else:
             book = gate.open_runbook(store, runbook_id)
             if book.row.revision != row.revision:
@@ -283,12 +175,12 @@ def reject_many(
     stages: dict[int, m.Stage] = {}
     ids = list(dict.fromkeys(runbook_ids))
     with store.transaction():
-        gates = {r.cycle_id for r in map(store.runbooks.get, ids) if r.cycle_id is not None}
+        gates = {cycle_id for i in ids if (cycle_id := _cycle_of(store, i)) is not None}
         for cycle_id in sorted(gates):  # always in this order, so that two people never wait for each other
             store.cycles.lock(cycle_id)
         for runbook_id in ids:
-            if store.review_queue.planted(runbook_id) is not None:
-                verdict_on_planted(store, store.runbooks.get(runbook_id), login, Decision.REJECT, words)
+            if (planted := store.review_queue.planted(runbook_id)) is not None:
+                verdict_on_planted(store, planted, login, Decision.REJECT, words)
             else:
                 book = gate.open_runbook(store, runbook_id)
                 _refuse_taken(store, book.row, login)
@@ -354,10 +246,12 @@ def _approval(
     return "; ".join(parts)
 
 
-def verdict_on_planted(store: Store, row: m.Runbook, login: str, decision: Decision, words: str) -> None:
-    """Only stored and logged: no gate counts it. Raises ReviewRefused for a second one."""
+def verdict_on_planted(store: Store, planted: m.KnownLeak, login: str, decision: Decision, words: str) -> None:
+    """Only stored and logged: no gate counts it. Raises as a verdict on a real one would, and for a second one."""
+    row = _locked(store, planted.runbook_id)
     if f"{PERSON}{login}" in store.reviews.standing(row.id, row.revision):
         raise ReviewRefused("this was a known-leak item and is revealed; its verdict stays")
+    _refuse_taken(store, row, login)
     verdict = Review(
         runbook_id=row.id, revision=row.revision, reviewer=f"{PERSON}{login}", decision=decision, reason=words
     )
@@ -370,7 +264,14 @@ def _locked(store: Store, runbook_id: str) -> m.Runbook:
     if (planted := store.review_queue.planted(runbook_id)) is None:
         return gate.open_runbook(store, runbook_id).row
     store.cycles.lock(store.stages.get(planted.stage_id).cycle_id)
-    return store.runbooks.get(runbook_id)
+    row = store.runbooks.get(runbook_id)
+    gate.refuse_closed(store, row, planted.stage_id)
+    return row
+
+
+def _cycle_of(store: Store, runbook_id: str) -> int | None:
+    planted = store.review_queue.planted(runbook_id)
+    return store.stages.get(planted.stage_id).cycle_id if planted else store.runbooks.get(runbook_id).cycle_id
 
 
 def _refuse_author(row: m.Runbook, login: str) -> None:

@@ -61,28 +61,19 @@ def revise(
     kept = tuple(line for line in lines if line.text.strip())
     if not kept:
         raise reviewing.ReviewRefused("a runbook needs at least one line", "lines")
-    if (planted := store.review_queue.planted(runbook_id)) is not None:
+    row, planted = store.runbooks.get(runbook_id), store.review_queue.planted(runbook_id)
+    _refuse_edit(store, row, kept, revision)
+    if planted is not None:
         # No copy of it may be mended into the gate; refusing at once would reveal it, so the edit counts as a rejection.
-        row = store.runbooks.get(runbook_id)
         with store.transaction():
-            reviewing.verdict_on_planted(store, row, login, Decision.REJECT, "revised")
+            reviewing.verdict_on_planted(store, planted, login, Decision.REJECT, "revised")
         raise reviewing.ReviewRefused(
             f"this was a known-leak item: {planted.truth}. Your edit counts as having found it"
         )
     with store.transaction():
         book = gate.open_runbook(store, runbook_id)
         row = book.row
-        if row.revision != revision:
-            raise reviewing.ReviewRefused(
-                f"somebody has revised it meanwhile: edit revision {row.revision}", "revision"
-            )
-        if [(line.text, list(line.cites)) for line in kept] == [(x["text"], list(x["cites"])) for x in row.lines]:
-            raise reviewing.ReviewRefused("nothing was changed", "lines")
-        turns = store.trajectories.get(row.source_trajectory_id).n_turns
-        if wrong := sorted({c for line in kept for c in line.cites if not 0 <= c < turns}):
-            raise reviewing.ReviewRefused(
-                f"there is no turn {wrong[0]}; the trajectory has turns 0 to {turns - 1}", "lines"
-            )
+        _refuse_edit(store, row, kept, revision)
         new = Runbook(
             id=row.id,
             task_id=row.task_id,
@@ -99,3 +90,16 @@ def revise(
         reviewing.log(store, login, "revise", row.id, {"revision": new.revision, "findings": len(rules.findings)})
     gate.go_on(store, book.stage, login, settings=settings)
     return rules
+
+
+def _refuse_edit(store: Store, row: m.Runbook, lines: Sequence[RunbookLine], revision: int) -> None:
+    """Raises ReviewRefused for an edit that nobody can make, of a planted leak neither: else it would cost nothing to probe."""
+    if row.revision != revision:
+        raise reviewing.ReviewRefused(f"somebody has revised it meanwhile: edit revision {row.revision}", "revision")
+    if [(line.text, list(line.cites)) for line in lines] == [(x["text"], list(x["cites"])) for x in row.lines]:
+        raise reviewing.ReviewRefused("nothing was changed", "lines")
+    turns = store.trajectories.get(row.source_trajectory_id).n_turns
+    if wrong := sorted({c for line in lines for c in line.cites if not 0 <= c < turns}):
+        raise reviewing.ReviewRefused(
+            f"there is no turn {wrong[0]}; the trajectory has turns 0 to {turns - 1}", "lines"
+        )

@@ -40,7 +40,7 @@ class Finished(Protocol):
     def runbooks(self) -> list[Runbook] | None: ...
 
     def approved(self) -> set[str] | None:
-        """Ids of the runbooks that passed the whole gate, people included."""
+        """Ids of the runbooks that passed the whole gate, people included. From then on it takes no verdict."""
         ...
 
     def demonstrations(self) -> list[Demonstration] | None: ...
@@ -149,10 +149,12 @@ def _books(
     approved = finished.approved()
     if approved is None:
         approved = yield from _review(ctx, config, books, explored, tasks, reviewer)
-        if config.review.policy == "human" and (approved := finished.approved()) is None:
+        decided = finished.approved()  # with what people said; in mode `auto`, too, they may speak meanwhile
+        if decided is None and config.review.policy == "human":
             raise ReviewPending(
                 f"{len(books)} runbooks wait for people's verdicts; the cycle goes on by itself afterwards"
             )
+        approved = approved if decided is None else decided
     return [b for b in books if b.id in approved]
 
 

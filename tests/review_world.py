@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator import models as m
+from orchestrator import review_look, reviewing
 from orchestrator.holding import settle
 from orchestrator.launch import create_cycle
 from orchestrator.persist import persist, persist_many
@@ -63,6 +64,21 @@ def open_gate(
     finally:
         assert store.cycles.get(cycle.id).state is m.CycleState.SUSPENDED
     return Gate(store, settings, cycle.id, stage, *found)
+
+
+def decide(gate: Gate, runbook: str, who: str, decision: Decision, **more: object) -> reviewing.Outcome:
+    """A verdict of somebody who has looked at everything."""
+    seen = [f.id for f in gate.store.reviews.findings(runbook, gate.store.runbooks.get(runbook).revision)]
+    words = {"reason": "read it"} | more
+    return reviewing.decide(gate.store, runbook, who, decision, seen=seen, settings=gate.settings, **words)  # type: ignore[arg-type]
+
+
+def state(gate: Gate, runbook: str) -> m.RunbookState:
+    return gate.store.runbooks.get(runbook).state
+
+
+def look(gate: Gate, runbook: str, who: str, *, decider: bool = True) -> review_look.Look:
+    return review_look.look(gate.store, runbook, who, decider=decider)
 
 
 def pool(store: Store, folder: Path) -> list[tuple[TaskSpec, Task]]:

@@ -76,6 +76,12 @@ class Viewer:
         wanted = Action(action)
         return (self.scope is None or wanted in self.scope) and not self.roles.isdisjoint(ALLOWED[wanted])
 
+    @property
+    def blind(self) -> bool:
+        """What reviewers decided is told only after the own verdict: to who reviews, whatever a token may, and to who is
+        not signed in, which a reviewer can be."""
+        return self.user_id is None or Role.REVIEWER in self.roles
+
 
 SCOPES: dict[Action, str] = {
     Action.SEE: "read cycles, checkpoints, trajectories, comparisons and audits",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from fastapi import Request
 
-from orchestrator.reviewing import waiting_for
+from orchestrator.review_look import waiting_for
 from webui.access import Action, Viewer
 
 CAP = 99  # more are shown as "99+": counting all of a long queue would cost every page

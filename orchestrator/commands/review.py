@@ -37,7 +37,7 @@ def list_(
 
         rsi review list --cycle 3
     """
-    from orchestrator.reviewing import needs
+    from orchestrator.review_look import needs
     from orchestrator.store.review_queue import QueueFilter
 
     table = terminal.table("runbook", "cycle", "task", "lines", "findings", "yours", right=("lines", "findings"))
@@ -62,7 +62,7 @@ def show(runbook_id: RunbookId, login: Login = "") -> None:
 
         rsi review show 5f2a --as ada
     """
-    from orchestrator.reviewing import look
+    from orchestrator.review_look import look
 
     out = terminal.console()
     with terminal.opened_store() as store:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -127,8 +127,16 @@ class ReviewQueue(Repository):
                 rows += session.execute(text(half), values).tuples().all()
         rows = sorted(rows, key=lambda row: (row[7], row[0]))[:limit]
         names = [f.name for f in fields(QueueRow)]
-        found = [dict(zip(names, row, strict=True)) for row in rows]
-        return [QueueRow(**row | {"state": m.RunbookState(row["state"])}) for row in found]
+        found = [QueueRow(**dict(zip(names, row, strict=True))) for row in rows]
+        return [
+            replace(
+                row,
+                state=m.RunbookState(row.state),
+                # a real one with as many verdicts as it needs would wait no longer
+                people=min(row.people, needs.get(row.stage_id, 1) - 1) if _hidden(row) else row.people,
+            )
+            for row in found
+        ]
 
     def count(
         self, where: QueueFilter, login: str, *, decider: bool, needs: Mapping[int, int], cap: int = COUNT_CAP
@@ -270,18 +278,31 @@ class ReviewQueue(Repository):
 
     # -------------------------------------------------------------------------------------------------- what was done
 
-    def verdicts(self, *, limit: int = 5000) -> Sequence[Any]:
+    def verdicts(self, *, limit: int = 5000, blind_to: str | None = None) -> Sequence[Any]:
         """The newest verdicts of people, oldest first: (runbook_id, revision, reviewer, decision, created_at, since,
-        planted). `since`: when the revision began to wait."""
-        query = text(
+        planted). `since`: when the revision began to wait. `blind_to`: without those on runbooks of gates that still wait
+        on which this person has no verdict."""
+        told = (
+            "WHERE coalesce(k.stage_id, r.stage_id) <> ALL(:open) OR w.reviewer = :me OR (SELECT o.decision FROM review o "
+            "WHERE o.runbook_id = w.runbook_id AND o.revision = w.revision AND o.reviewer = :me ORDER BY o.id DESC LIMIT 1"
+            ") <> 'withdraw'"
+        )
+        query = (
             "SELECT w.runbook_id, w.revision, w.reviewer, w.decision, w.created_at, r.created_at AS since, "
             "k.runbook_id IS NOT NULL AS planted "
             "FROM (SELECT * FROM review WHERE reviewer LIKE 'person:%' ORDER BY id DESC LIMIT :limit) w "
             "JOIN runbook r ON r.id = w.runbook_id AND r.revision = w.revision "
-            "LEFT JOIN known_leak k ON k.runbook_id = w.runbook_id ORDER BY w.id"
+            f"LEFT JOIN known_leak k ON k.runbook_id = w.runbook_id {told if blind_to is not None else ''} ORDER BY w.id"
         )
+        values: dict[str, Any] = {"limit": limit}
+        if blind_to is not None:
+            values |= {"me": f"person:{blind_to}", "open": list(self.waiting_stages())}
         with self._session() as session:
-            return session.execute(query, {"limit": limit}).all()
+            return session.execute(text(query), values).all()
+
+
+def _hidden(row: QueueRow) -> bool:
+    return row.planted and row.my_verdict is None
 
 
 def _person(login: str, decider: bool, needs: Mapping[int, int]) -> dict[str, Any]:

@@ -63,9 +63,17 @@ class Runbooks(Repository):
             session.execute(update(m.Runbook).where(col(m.Runbook.id) == runbook_id).values(created_at=created_at))
 
     def settle(self, runbook_id: str, revision: int, state: m.RunbookState) -> None:
-        """An automatic verdict: only an open runbook moves, and a rejection is not lifted by a later approval."""
+        """An automatic verdict: only an open runbook moves, a rejection is not lifted by a later approval, and where people
+        have spoken nothing moves."""
+        people = select(col(m.Review.id)).where(
+            col(m.Review.runbook_id) == runbook_id,
+            col(m.Review.revision) == revision,
+            col(m.Review.reviewer).startswith("person:"),
+        )
         with self._session() as session:
-            change = update(m.Runbook).where(col(m.Runbook.id) == runbook_id, col(m.Runbook.revision) == revision)
+            change = update(m.Runbook).where(
+                col(m.Runbook.id) == runbook_id, col(m.Runbook.revision) == revision, ~people.exists()
+            )
             movable = OPEN if state is not m.RunbookState.REJECTED else (*OPEN, m.RunbookState.APPROVED)
             session.execute(change.where(col(m.Runbook.state).in_(movable)).values(state=state))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import gate, workers
+from orchestrator import reviewing, workers
 from orchestrator import models as m
 from orchestrator.launch import create_cycle, pause_cycle
 from orchestrator.lineage import Proof, prove_critic
@@ -169,12 +169,13 @@ def test_a_human_gate_suspends_the_cycle_until_people_have_decided(
     waiting = store.runbooks.list(states=[m.RunbookState.WAITING], cycle_id=cycle_id, limit=200).items
     assert len(waiting) > 2
     with pytest.raises(StoreError, match="no runbook"):
-        gate.decide(store, "f" * 24, "ada", Decision.APPROVE)
+        reviewing.decide(store, "f" * 24, "ada", Decision.APPROVE)
     rejected, *others = waiting
-    first = gate.decide(store, rejected.id, "ada", Decision.REJECT, reason="copies")
+    first = reviewing.decide(store, rejected.id, "ada", Decision.REJECT, reason="copies")
     assert first.open
     for row in others:
-        last = gate.decide(store, row.id, "ada", Decision.APPROVE, reason="checked")
+        seen = [f.id or 0 for f in store.reviews.findings(row.id, 1)]
+        last = reviewing.decide(store, row.id, "ada", Decision.APPROVE, reason="checked", seen=seen)
     assert not last.open
     assert store.cycles.get(cycle_id).state is m.CycleState.RESUMING  # by itself
     assert run_cycle(store, settings, cycle_id) is m.CycleState.DONE
@@ -182,7 +183,7 @@ def test_a_human_gate_suspends_the_cycle_until_people_have_decided(
     assert not store.replays.of_runbook(rejected.id)
     assert store.replays.of_runbook(others[0].id)
     with pytest.raises(ConfigError, match="consumed"):
-        gate.decide(store, others[0].id, "bob", Decision.REJECT, reason="late")
+        reviewing.decide(store, others[0].id, "bob", Decision.REJECT, reason="late")
 
 
 @pytest.mark.parametrize("candidates", [["parent"], ["midpoint"]])

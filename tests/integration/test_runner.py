@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from orchestrator import gate, transitions, workers
+from orchestrator import gate, reviewing, transitions, workers
 from orchestrator import models as m
 from orchestrator.finished import StoredPhases
 from orchestrator.holding import Superseded, settle
@@ -238,7 +238,7 @@ def test_a_verdict_that_came_before_the_process_let_go_wakes_the_cycle(
     def suspended(verdicts: Sequence[Decision]) -> m.CycleState:
         with settle(store, cycle_id) as outcome:
             for decision in verdicts:
-                gate.decide(store, book.id, "ada", decision, reason="read")
+                reviewing.decide(store, book.id, "ada", decision, reason="read")
             store.stages.set_state(stage.id or 0, m.StageState.SUSPENDED)
             raise ReviewPending("people")
         return outcome.state

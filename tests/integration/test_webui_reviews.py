@@ -11,10 +11,11 @@ from fastapi import FastAPI
 from typer.testing import CliRunner
 
 from orchestrator import models as m
-from orchestrator import reviewing, workers
+from orchestrator import review_look, reviewing, workers
 from orchestrator.cli import app as rsi
 from orchestrator.embedded import postgres
 from orchestrator.models import Role
+from orchestrator.review_sources import task_of
 from orchestrator.settings import get_settings
 from orchestrator.store import Store
 from stages.domain import Decision
@@ -121,7 +122,7 @@ def test_the_queue_shows_findings_filters_and_what_waits_for_me(
     assert f'href="/reviews/{gate.hard}"' not in page
     assert "1 soft artifact" in page
     assert "3 runbooks wait for you" in flat(page)
-    waiting = reviewing.waiting_for(world[0], "ada")
+    waiting = review_look.waiting_for(world[0], "ada")
     assert f'Reviews <span class="count">({waiting})</span>' in page
     rejected = client.get(f"/reviews?state=rejected&stage={gate.stage.id}").text
     assert f'href="/reviews/{gate.hard}"' in rejected
@@ -256,7 +257,7 @@ def test_a_look_at_hidden_files_is_logged_and_not_cached(world: tuple[Store, Pat
 def test_a_pool_that_is_not_here_is_said(world: tuple[Store, Path, FastAPI, str], gate: Gate) -> None:
     store = world[0]
     row = store.runbooks.get(gate.soft)
-    folder = reviewing.hidden_texts.__globals__["task_of"](store, row).root
+    folder = task_of(store, row).root
     folder.rename(folder.with_suffix(".away"))
     try:
         html = who(world, "ada").get(f"/reviews/{gate.soft}?hidden=1").text

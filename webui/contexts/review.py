@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from orchestrator import models as m
+from orchestrator.review_look import Look
 from orchestrator.review_statistics import ReviewStatistics
-from orchestrator.reviewing import Look
 from orchestrator.store.review_queue import QueueRow
 from webui.contexts import Choice, Fact, PageContext
 

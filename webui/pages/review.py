@@ -11,7 +11,7 @@ from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import HTMLResponse
 
 from orchestrator import models as m
-from orchestrator import reviewing, revising
+from orchestrator import review_look, revising
 from orchestrator.store import Store
 from stages.domain import Severity
 from stages.errors import RsiError, StoreError
@@ -69,7 +69,7 @@ def show(
 ) -> HTMLResponse:
     store, typed, decider = store_of(request), typed or Typed(), viewer.may(Action.DECIDE)
     try:
-        look = reviewing.look(store, runbook_id, viewer.login, decider=decider, revision=revision)
+        look = review_look.look(store, runbook_id, viewer.login, decider=viewer.blind, revision=revision)
     except StoreError as error:
         raise missing(f"runbook {runbook_id[:60]}") from error
     book = look.runbook
@@ -134,7 +134,7 @@ class _Place:
 
 def _place(store: Store, viewer: Viewer, runbook_id: str) -> _Place:
     """Where the runbook stands in the viewer's queue. One that is not in it is followed by the queue's first."""
-    queue = reviewing.queue_of(store, viewer.login)
+    queue = review_look.queue_of(store, viewer.login)
     if runbook_id not in queue:
         return _Place(next=urls.review(queue[0]) if queue else "")
     at = queue.index(runbook_id)
@@ -145,7 +145,7 @@ def _place(store: Store, viewer: Viewer, runbook_id: str) -> _Place:
     )
 
 
-def _why_not(look: reviewing.Look, viewer: Viewer, full: bool) -> str:
+def _why_not(look: review_look.Look, viewer: Viewer, full: bool) -> str:
     """What keeps this reviewer from deciding here; empty when nothing does."""
     if not look.current:
         return "This is an older revision; verdicts are given on the newest."
@@ -160,7 +160,7 @@ def _why_not(look: reviewing.Look, viewer: Viewer, full: bool) -> str:
     return ""
 
 
-def _facts(look: reviewing.Look) -> list[Fact]:
+def _facts(look: review_look.Look) -> list[Fact]:
     book = look.runbook
     facts = [
         Fact(label="Task", value=book.task_id, mono=True),
@@ -230,10 +230,10 @@ def _turns(store: Store, book: m.Runbook) -> tuple[list[SourceTurn], int]:
     return views, row.n_turns - len(views)
 
 
-def _hidden(store: Store, viewer: Viewer, look: reviewing.Look) -> tuple[list[HiddenFile] | None, str]:
+def _hidden(store: Store, viewer: Viewer, look: review_look.Look) -> tuple[list[HiddenFile] | None, str]:
     """The hidden files with what the findings match in them; the look is logged."""
     try:
-        texts = reviewing.look_at_hidden(store, look.runbook.id, viewer.login)
+        texts = review_look.look_at_hidden(store, look.runbook.id, viewer.login)
     except RsiError as error:
         return None, str(error)
     files = []
@@ -255,7 +255,7 @@ def _matched(text: str, finding: m.Finding) -> int:
     return text.lower().find(finding.evidence.lower(), start)
 
 
-def _revisions(look: reviewing.Look) -> list[Choice]:
+def _revisions(look: review_look.Look) -> list[Choice]:
     return [
         Choice(
             value=str(r.revision),
@@ -267,7 +267,7 @@ def _revisions(look: reviewing.Look) -> list[Choice]:
     ]
 
 
-def _changes(look: reviewing.Look) -> list[tuple[str, str]]:
+def _changes(look: review_look.Look) -> list[tuple[str, str]]:
     before = [r for r in look.revisions if r.revision < look.runbook.revision]
     return [(s, formats.visible(t)) for s, t in revising.changes(before[-1], look.runbook)] if before else []
 

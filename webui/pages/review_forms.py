@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Form, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse, Response
 
-from orchestrator import reviewing, revising
+from orchestrator import review_look, reviewing, revising
 from orchestrator.store import Store
 from stages.domain import Decision
 from stages.errors import ConfigError, StoreError, TaskError
@@ -166,7 +166,7 @@ def known(request: Request, runbook_id: str) -> Store:
 
 def _following(store: Store, viewer: Viewer, runbook_id: str, *, decided: bool = True) -> str:
     """Where to go from here: what comes next in the queue, else its beginning, else the queue itself."""
-    queue = reviewing.queue_of(store, viewer.login)
+    queue = review_look.queue_of(store, viewer.login)
     at = queue.index(runbook_id) if runbook_id in queue else -1
     others = [*queue[at + 1 :], *queue[: max(at, 0)]]
     last = runbook_id if decided else None

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Form, HTTPException, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from orchestrator import models as m
-from orchestrator import reviewing
+from orchestrator import review_look, reviewing
 from orchestrator.review_statistics import review_statistics
 from orchestrator.store import Store
 from orchestrator.store.review_queue import COUNT_CAP, STATES, QueueFilter, QueueRow
@@ -37,9 +37,7 @@ SeeReviews = Annotated[Viewer, Depends(needs(Action.SEE_REVIEWS))]
 Decide = Annotated[Viewer, Depends(needs(Action.DECIDE))]
 
 
-@router.get("/reviews", response_class=HTMLResponse)
-def reviews(
-    request: Request,
+def queue_filter(
     viewer: SeeReviews,
     state: str = "open",
     mine: bool = False,
@@ -47,21 +45,29 @@ def reviews(
     cycle: QueryId = None,
     stage: QueryId = None,
     task: str = "",
-    after: str = "",
-    last: str = "",
-) -> HTMLResponse:
-    """`mine`: what waits for the viewer. `after`: "stage.runbook" of the last row of the page before."""
+) -> QueueFilter:
+    """A dependency: what the address narrows the queue to. `mine`: what waits for the viewer. Raises 422."""
     if state not in STATES:
         raise HTTPException(422, f"state cannot be {state[:40]!r}; it is one of {', '.join(STATES)}")
-    decider = viewer.may(Action.DECIDE)
-    where = QueueFilter(
+    return QueueFilter(
         state=state,
-        mine=mine and decider,
+        mine=mine and viewer.may(Action.DECIDE),
         claimed=claimed,
         cycle_id=cycle,
         stage_id=stage,
         task_id=task.strip(),
     )
+
+
+@router.get("/reviews", response_class=HTMLResponse)
+def reviews(
+    request: Request,
+    viewer: SeeReviews,
+    where: Annotated[QueueFilter, Depends(queue_filter)],
+    after: str = "",
+    last: str = "",
+) -> HTMLResponse:
+    """`after`: "stage.runbook" of the last row of the page before."""
     return _page(request, viewer, where, dict(request.query_params), after=after, last=last)
 
 
@@ -141,7 +147,7 @@ def number_of(text: str) -> int | None:
 def last_verdict(store: Store, runbook_id: str, viewer: Viewer) -> LastVerdict | None:
     """What the viewer decided on that runbook; None for an address that names no such verdict."""
     try:
-        seen = reviewing.look(store, runbook_id, viewer.login, decider=viewer.may(Action.DECIDE))
+        seen = review_look.look(store, runbook_id, viewer.login, decider=viewer.blind)
     except StoreError:
         return None
     if seen.mine is None:
@@ -193,15 +199,13 @@ def _page(
     status: int = 200,
 ) -> HTMLResponse:
     store, decider = store_of(request), viewer.may(Action.DECIDE)
-    need = reviewing.needs(store)
+    need = review_look.needs(store)
     rows = list(
-        store.review_queue.rows(
-            where, viewer.login, decider=decider, needs=need, after=_position(after), limit=PAGE + 1
-        )
+        store.review_queue.rows(where, viewer.login, decider=decider, needs=need, after=position(after), limit=PAGE + 1)
     )
-    count = store.review_queue.count(where, viewer.login, decider=decider, needs=need, cap=COUNT_CAP)
+    count = store.review_queue.count(where, viewer.login, decider=viewer.blind, needs=need, cap=COUNT_CAP)
     shown = rows[:PAGE]
-    first = reviewing.queue_of(store, viewer.login, limit=1) if decider else []
+    first = review_look.queue_of(store, viewer.login, limit=1) if decider else []
     query = {k: v for k, v in query.items() if v and k not in ("after", "last")}
 
     def href(**changes: object) -> str:
@@ -228,7 +232,7 @@ def _page(
         start_href=urls.review(first[0]) if first else "",
         next_href=href(after=f"{shown[-1].stage_id}.{shown[-1].id}") if len(rows) > PAGE else "",
         here=href(),
-        statistics=review_statistics(store),
+        statistics=review_statistics(store, blind_to=viewer.login if viewer.blind else None),
         reviewers=reviewers(store) if viewer.may(Action.ASSIGN) else [],
         reasons=REASONS,
         last=last_verdict(store, last, viewer) if last else None,
@@ -281,7 +285,8 @@ def _items(store: Store, rows: Sequence[QueueRow]) -> list[QueueItem]:
     return [QueueItem(row=r, findings=findings.get(r.id, []), claims=claims.get(r.id, [])) for r in rows]
 
 
-def _position(after: str) -> tuple[int, str] | None:
+def position(after: str) -> tuple[int, str] | None:
+    """The row after which a page of the queue begins. Raises 422."""
     stage, _, runbook = after.partition(".")
     if not after:
         return None

@@ -9,8 +9,9 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from orchestrator import models as m
+from orchestrator.review_look import readable
 from webui import formats, urls
-from webui.access import Action, needs
+from webui.access import Action, needs, viewer_of
 from webui.contexts import Choice, Fact, TrajectoryContext, TurnView
 from webui.pages.parts import MAX_ID, missing, queries_of, store_of
 from webui.rendering import page
@@ -37,7 +38,8 @@ def trajectory(
         return RedirectResponse(here, status_code=303)
     detail = store.trajectories.detail(trajectory_id, first_turn=first, turns=TURNS)
     row = detail.trajectory
-    written = queries.runbooks_from(trajectory_id)
+    viewer, every = viewer_of(request), queries.runbooks_from(trajectory_id)
+    written = [i for i in every if not viewer.blind or readable(store, i.runbook.id, viewer.login)]
     cited = {turn for info in written for line in info.runbook.lines for turn in line["cites"]}
     hits = list(store.trajectories.search_turns(trajectory_id, q)) if q else []
     context = TrajectoryContext(
