@@ -63,68 +63,81 @@ def of_phase(store: Store, stage_id: int, phase: Phase) -> list[m.Trajectory]:
     return list(store.trajectories.list(TrajectoryFilter(stage_id=stage_id, phase=phase), limit=1000).items)
 
 
+def surplus(store: Store, settings: Settings, every: int) -> tuple[object, object]:
+    """Digests and kept attempts of a run whose joint steps 1 and 2 complete their surplus every `every`-th time."""
+    cycle_id = new_cycle(store, **{"rpr.0.complete_surplus_every": every})
+    assert run_cycle(store, settings, cycle_id) is m.CycleState.DONE
+    stage = store.stages.named(cycle_id, "RPR-1")
+    assert stage.id is not None
+    kept = {(t.step, t.task_id, t.attempt, t.n_sampled) for t in of_phase(store, stage.id, Phase.JOINT)}
+    dropped = of_phase(store, stage.id, Phase.JOINT_SURPLUS)
+    assert all(t.reward is None and t.trained_on is None for t in dropped)
+    assert len(kept) == 16
+    assert len(dropped) == 14
+    cut = [t for t in dropped if t.end_reason is EndReason.CANCELLED]
+    assert {t.step for t in cut} == (set() if every == 1 else {1})
+    assert of_phase(store, stage.id, Phase.CALIBRATE_SURPLUS)
+    report = oversampling(store, stage.id, batch=8)
+    assert (report.steps, report.completed, report.kept) == (2, 2 // every, 16)
+    assert set(report.dropped) == {t.id for t in dropped}
+    assert report.shifts[0].shift <= 0  # the first to finish are short
+    joint = [r for r in store.trajectories.success(cycle_id) if r.phase is Phase.JOINT]
+    assert all(r.attempts == r.verdicts == 8 for r in joint)
+    return digests(store, cycle_id), kept
+
+
+def test_the_surplus_is_cut_or_completed_and_is_no_sample(store: Store, settings: Settings) -> None:
+    """Spec §7: the rest is cancelled, every n-th step it is completed."""
+    surplus(store, settings, every=2)
+
+
+@pytest.mark.full
 def test_cutting_the_surplus_changes_nothing_that_is_trained(store: Store, settings: Settings) -> None:
-    """Spec §7: the rest is cancelled, every n-th step it is completed; neither way is it a sample."""
-    found = {}
-    for every in (1, 2):
-        cycle_id = new_cycle(store, **{"rpr.0.complete_surplus_every": every})
-        assert run_cycle(store, settings, cycle_id) is m.CycleState.DONE
-        stage = store.stages.named(cycle_id, "RPR-1")
-        assert stage.id is not None
-        kept = {(t.step, t.task_id, t.attempt, t.n_sampled) for t in of_phase(store, stage.id, Phase.JOINT)}
-        dropped = of_phase(store, stage.id, Phase.JOINT_SURPLUS)
-        assert all(t.reward is None and t.trained_on is None for t in dropped)
-        assert len(kept) == 16
-        assert len(dropped) == 14
-        cut = [t for t in dropped if t.end_reason is EndReason.CANCELLED]
-        assert {t.step for t in cut} == (set() if every == 1 else {1})
-        assert of_phase(store, stage.id, Phase.CALIBRATE_SURPLUS)
-        report = oversampling(store, stage.id, batch=8)
-        assert (report.steps, report.completed, report.kept) == (2, 2 // every, 16)
-        assert set(report.dropped) == {t.id for t in dropped}
-        assert report.shifts[0].shift <= 0  # the first to finish are short
-        joint = [r for r in store.trajectories.success(cycle_id) if r.phase is Phase.JOINT]
-        assert all(r.attempts == r.verdicts == 8 for r in joint)
-        found[every] = digests(store, cycle_id), kept
-    assert found[1] == found[2]
+    assert surplus(store, settings, every=1) == surplus(store, settings, every=2)
 
 
-def test_a_stale_critic_is_recalibrated_and_a_pause_in_between_changes_nothing(
-    store: Store, settings: Settings
-) -> None:
+def recalibrated(store: Store, settings: Settings, paused_at: int | None) -> tuple[object, ...]:
+    """A run whose critic is stale after joint step 1; a pause after a critic-only update is resumed."""
+    cycle_id = new_cycle(store, **STALE, **{"rpr.0.ev_alarm": "recalibrate"})
+
+    def pause(row: m.Stage, record: object) -> None:
+        if isinstance(record, StepDone) and record.phase is Phase.CALIBRATE and record.step == paused_at:
+            pause_cycle(store, cycle_id, actor="test")
+
+    state = run_cycle(store, settings, cycle_id, on_record=pause)
+    if paused_at:
+        assert state is m.CycleState.PAUSED
+        resume(store, cycle_id, "test")
+        state = run_cycle(store, settings, cycle_id)
+    assert state is m.CycleState.DONE
+    stage = store.stages.named(cycle_id, "RPR-1")
+    assert stage.id is not None
+    calibration = store.metrics.steps(stage.id, Phase.CALIBRATE)
+    assert sorted(calibration) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [s for s, row in calibration.items() if row.get("critic/recalibration")] == [5, 6, 7, 8]
+    assert all("train/pg_loss" not in row for row in calibration.values())
+    joint = store.metrics.steps(stage.id, Phase.JOINT)
+    assert joint[1]["critic/stale_steps"] == 1
+    assert any(name.startswith("reward/scale/") for name in joint[1])
+    facts = store.stages.phases(stage.id)[Phase.CALIBRATE].facts
+    assert (facts["steps"], facts["recalibration_updates"]) == (8, 4)
+    (curve,) = ev_curves(store, stage_ids=[stage.id], patience=1)
+    order = [(p.phase, p.step) for p in curve.points if p.phase is not Phase.WARMUP]
+    assert order[4:10] == [(Phase.JOINT, 1), *((Phase.CALIBRATE, s) for s in (5, 6, 7, 8)), (Phase.JOINT, 2)]
+    return digests(store, cycle_id), joint[2]["reward/scales_drifted"], joint[2]["rollout/reward_mean"]
+
+
+def test_a_stale_critic_gets_a_further_block_of_updates(store: Store, settings: Settings) -> None:
     """EV < 0: four more critic-only updates with fresh batches, counted and marked (spec §3.5)."""
-    ends = []
-    for paused_at in (None, 6):
-        cycle_id = new_cycle(store, **STALE, **{"rpr.0.ev_alarm": "recalibrate"})
-
-        def pause(row: m.Stage, record: object, at: int | None = paused_at, cycle_id: int = cycle_id) -> None:
-            if isinstance(record, StepDone) and record.phase is Phase.CALIBRATE and record.step == at:
-                pause_cycle(store, cycle_id, actor="test")
-
-        state = run_cycle(store, settings, cycle_id, on_record=pause)
-        if paused_at:
-            assert state is m.CycleState.PAUSED
-            resume(store, cycle_id, "test")
-            state = run_cycle(store, settings, cycle_id)
-        assert state is m.CycleState.DONE
-        stage = store.stages.named(cycle_id, "RPR-1")
-        assert stage.id is not None
-        calibration = store.metrics.steps(stage.id, Phase.CALIBRATE)
-        assert sorted(calibration) == [1, 2, 3, 4, 5, 6, 7, 8]
-        assert [s for s, row in calibration.items() if row.get("critic/recalibration")] == [5, 6, 7, 8]
-        assert all("train/pg_loss" not in row for row in calibration.values())
-        joint = store.metrics.steps(stage.id, Phase.JOINT)
-        assert joint[1]["critic/stale_steps"] == 1
-        assert any(name.startswith("reward/scale/") for name in joint[1])
-        phases = store.stages.phases(stage.id)
-        assert phases[Phase.CALIBRATE].facts["recalibration_updates"] == 4
-        (curve,) = ev_curves(store, stage_ids=[stage.id], patience=1)
-        order = [(p.phase, p.step) for p in curve.points if p.phase is not Phase.WARMUP]
-        assert order[4:10] == [(Phase.JOINT, 1), *((Phase.CALIBRATE, s) for s in (5, 6, 7, 8)), (Phase.JOINT, 2)]
-        ends.append((digests(store, cycle_id), joint[2]["reward/scales_drifted"], joint[2]["rollout/reward_mean"]))
-    assert ends[0] == ends[1]
+    recalibrated(store, settings, paused_at=6)
 
 
+@pytest.mark.full
+def test_a_pause_during_recalibration_changes_nothing(store: Store, settings: Settings) -> None:
+    assert recalibrated(store, settings, None) == recalibrated(store, settings, 6)
+
+
+@pytest.mark.full
 def test_a_stale_critic_stops_the_stage_and_a_person_may_go_on(store: Store, settings: Settings) -> None:
     cycle_id = new_cycle(store, **STALE, **{"rpr.0.ev_alarm": "stop"})
     with pytest.raises(UpdateError, match="EV was below 0 in 1 steps"):

@@ -128,8 +128,9 @@ def _oversampling(store: Store, cycle: m.Cycle, stage: m.Stage) -> tuple[CurveTa
         return None, "", ()
     note = (
         f"{report.kept} of {report.started} attempts of {report.steps} joint steps were kept (batch {batch}); "
-        f"{report.masked} had no verdict, {len(report.dropped)} came too late. The surplus was completed off the training "
-        "path, so the shift is known."
+        f"{report.masked} had no verdict, {len(report.dropped)} came too late. The surplus of {report.completed} steps was "
+        "completed off the training path"
+        + (", so the shift is known there." if report.completed else ": what cutting it shifts is not known yet.")
     )
     rows = [
         (

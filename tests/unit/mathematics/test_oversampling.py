@@ -6,11 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from stages.errors import EvaluationError
-from stages.oversampling import Finished, kept_indices, oversampling_report
+from stages.oversampling import Finished, Race, kept_indices, oversampling_report
 
 
-def attempt(n: int, turns: int, *, passed: bool = False, counts: bool = True, family: str = "f") -> Finished:
-    return Finished(id=str(n), family=family, turns=turns, tokens=10 * turns, passed=passed, counts=counts)
+def attempt(
+    n: int, turns: int, *, passed: bool = False, counts: bool = True, family: str = "f", cut: bool = False
+) -> Finished:
+    return Finished(id=str(n), family=family, turns=turns, tokens=10 * turns, passed=passed, counts=counts, cut=cut)
 
 
 def test_the_slowest_are_dropped_and_the_shift_is_exact() -> None:
@@ -48,6 +50,33 @@ def test_kept_are_the_first_to_finish(rows: list[tuple[int, bool]], batch: int) 
     assert len(kept) == min(batch, sum(counts))
     assert all(counts[i] for i in kept)
     assert all((turns[i], i) < (turns[j], j) for i in kept for j in late)
+
+
+def test_cut_attempts_are_dropped_and_tell_no_shift() -> None:
+    completed = [attempt(0, 1), attempt(1, 2), attempt(2, 6)]
+    cut = [attempt(3, 1), attempt(4, 1), attempt(5, 4, counts=False, cut=True), attempt(6, 1, counts=False)]
+    both = oversampling_report([completed, cut], batch=2)
+    assert (both.steps, both.completed, both.kept, both.masked, both.dropped) == (2, 1, 4, 1, ("2", "5"))
+    assert both.shifts == oversampling_report([completed], batch=2).shifts
+    alone = oversampling_report([cut], batch=2)
+    assert (alone.completed, alone.dropped, alone.shifts) == (0, ("5",), ())
+
+
+@given(some.lists(some.tuples(some.integers(1, 6), some.booleans()), min_size=1, max_size=14), some.integers(1, 8))
+def test_a_race_gives_up_only_what_cannot_be_kept(rows: list[tuple[int, bool]], batch: int) -> None:
+    """Turn by turn: whoever is lost at its present number of turns is not among those that a full run keeps."""
+    kept = kept_indices([t for t, _ in rows], [c for _, c in rows], batch)
+    race = Race(batch)
+    for now in range(1, 8):
+        lost = {i for i, (turns, _) in enumerate(rows) if turns >= now and race.lost(now - 1, i)}
+        assert not lost & set(kept)
+        assert all(race.may_be_lost(now - 1, i) for i in lost)
+        for i, (turns, counts) in enumerate(rows):
+            if turns == now:
+                race.ended(turns, i)
+                if counts:
+                    race.finished(turns, i)
+    assert all(race.lost(turns, i) for i, (turns, counts) in enumerate(rows) if counts and i not in kept)
 
 
 def test_nothing_to_judge_is_an_error() -> None:
