@@ -16,6 +16,9 @@ class Settings(BaseSettings):
     database_url: str | None = Field(
         default=None, validation_alias=AliasChoices("RSI_DATABASE_URL", "DATABASE_URL", "database_url")
     )  # postgresql://…; None: embedded Postgres under `home`
+    folder_roots: str = (
+        ""  # folders, with colons, below which the console's forms may name models and pools; and `home`
+    )
     artifact_url: str = ""  # any fsspec URL; empty: `home/artifacts`
     console_host: str = "127.0.0.1"
     console_port: int = Field(default=8400, ge=1, le=65535)
@@ -38,6 +41,12 @@ class Settings(BaseSettings):
     @classmethod
     def _absolute(cls, home: Path) -> Path:
         return home.expanduser().resolve()
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """Folders below which people may name models, pools and suites from afar (`orchestrator.named_folders`)."""
+        named = [Path(word).expanduser().resolve() for word in self.folder_roots.split(":") if word]
+        return (self.home, *named)
 
     @property
     def artifacts(self) -> str:

@@ -170,7 +170,14 @@ def test_every_wrong_field_has_its_error_and_nothing_is_created(lead: SignedIn) 
             "set",
             "cannot be divided by 8",
         ),
-        ({"base": "/no/such/folder"}, "base", "no such folder"),
+        ({"base": "{home}/none"}, "base", "no such folder"),
+        ({"base": "/etc"}, "base", "outside of the folders that may be named here"),
+        ({"base": "{home}/../../etc"}, "base", "outside"),
+        ({"pool": "/etc", "validation_suite": "/etc"}, "pool", "outside"),
+        ({"reported_suites": "embedded:heldout-names, /root"}, "reported_suites", "outside"),
+        ({"rsr.0.rewrite.planner": "~"}, "rsr.0.rewrite.planner", "outside"),
+        ({"set": 'rsr.0.review.model = "/etc"'}, "set", "outside"),
+        ({"set": 'model = "/etc"'}, "base", "outside"),
         ({"base": "999999"}, "base", "999999"),
         ({"pool": "/no/such/pool"}, "pool", "name your own validation_suite"),
         ({"pool": "/no/pool", "validation_suite": "/no/suite"}, "pool", "/no/pool"),
@@ -182,7 +189,8 @@ def test_what_cannot_run_is_refused_beside_its_field(
     lead: SignedIn, changes: dict[str, str], control: str, words: str
 ) -> None:
     form = sent(lead.get("/cycles/new?recipe=smoke").text)
-    answer = lead.post("/cycles/new", data=form | changes)
+    home = str(lead.app.state.settings.home)  # type: ignore[attr-defined]
+    answer = lead.post("/cycles/new", data=form | {k: v.replace("{home}", home) for k, v in changes.items()})
     assert answer.status_code == 422
     found = re.search(rf'id="h-{re.escape(control)}">(.*?)</div>', answer.text, re.S)
     assert found is not None

@@ -29,6 +29,7 @@ class Draft:
     values: dict[str, Any]  # of the new configuration, as far as it could be read
     texts: dict[str, str] = field(default_factory=dict)  # as they were typed
     errors: dict[str, str] = field(default_factory=dict)
+    model: str | None = None  # the folder that `base` stands for; None: the shipped model
     config: CycleConfig | None = None  # None while something is wrong
 
 
@@ -41,7 +42,7 @@ def fill(source: CycleConfig, form: Mapping[str, str], model: str | None) -> Dra
     """The form as it was sent. `model`: the folder that the field `base` names, None for the shipped model."""
     draft = Draft(source=source, values=_dump(source), texts={k: v[:LONGEST] for k, v in form.items()})
     original = _dump(source)
-    draft.values["model"] = model
+    draft.values["model"] = draft.model = model
     for path, kind_path, owner in _paths(source):
         if path not in form:
             continue
@@ -60,7 +61,7 @@ def fill(source: CycleConfig, form: Mapping[str, str], model: str | None) -> Dra
 def change(source: CycleConfig, values: Mapping[str, Any], model: str | None, base_error: str = "") -> Draft:
     """As `fill`, from values by path instead of texts: what a program sends."""
     draft = Draft(source=source, values=_dump(source))
-    draft.values["model"] = model
+    draft.values["model"] = draft.model = model
     if base_error:
         draft.errors[BASE] = base_error
     for path, value in values.items():

@@ -23,7 +23,9 @@ CYCLE = (
     _s("rounds", "Rounds", "RSR and RPR pairs; each adds two checkpoints.", "spec §2"),
 )
 DATA = (
-    _s("pool", "Training pool", '"embedded", or a folder of tasks in Harbor layout on this machine.'),
+    _s(
+        "pool", "Training pool", '"embedded", or a folder of tasks in Harbor layout below a folder of RSI_FOLDER_ROOTS.'
+    ),
     _s("pool_size", "Pool size", "Generated tasks; embedded pool only."),
     _s(
         "validation_suite",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -12,6 +13,7 @@ from orchestrator.config_diff import difference
 from orchestrator.costs import Prediction, predict
 from orchestrator.inputs import base_folder, load_suites, model_folder, refuse_unsupported
 from orchestrator.launch import NotStarted, launch_config
+from orchestrator.named_folders import named_folders, outside
 from orchestrator.recipes import load_recipe, parse_config, recipe_names
 from orchestrator.settings import Settings
 from orchestrator.store import Store
@@ -108,6 +110,11 @@ def base_model(request: Request, config: CycleConfig, base: str | None) -> tuple
         folder = base_folder(store_of(request), base)
     except (StoreError, CheckpointError) as problem:
         return model, str(problem)
+    typed = folder is not None and str(folder) == str(
+        Path(base).expanduser()
+    )  # else it is a checkpoint's, recorded here
+    if folder is not None and typed and (why := outside(folder, _settings(request))):
+        return model, why
     return (str(folder) if folder else None), ""
 
 
@@ -116,6 +123,14 @@ def checked(request: Request, draft: Draft, *, suites: bool = True) -> None:
     if draft.config is None:
         return
     config = draft.config
+    # What the source names was named on the machine, or was let through before.
+    before = {*named_folders(draft.source), ("model", Path(draft.model or ""))}
+    for name, folder in named_folders(config):
+        if (name, folder) not in before and (why := outside(folder, _settings(request))):
+            draft.errors[BASE if name == "model" else ADVANCED if name.endswith("review.model") else name] = why
+    if draft.errors:
+        draft.config = None
+        return
     checks: list[tuple[str, Any]] = [
         (ADVANCED, lambda: refuse_unsupported(config)),
         (BASE, lambda: model_folder(config)),
