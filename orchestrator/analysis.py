@@ -10,13 +10,14 @@ from orchestrator.memo import Memo
 from orchestrator.store import Store
 from orchestrator.store.analysis_queries import AnalysisQueries
 from orchestrator.store.metrics import EV, Point
+from stages.config import RPRConfig
 from stages.domain import EndReason, Phase
 from stages.oversampling import Finished, OversamplingReport, oversampling_report
 from stages.reference_rows import Origin, ReferenceRow, Zone, reference_rows
 from stages.values import EVPoint, Staleness, staleness
 
 FAMILY, TURN = f"{EV}/family/", f"{EV}/turn/"
-PATIENCE = 5  # ours: steps with EV < 0 before the alarm, as `ev_alarm_steps` of a recipe
+PATIENCE = RPRConfig().ev_alarm_steps
 
 _SHIFTS: Memo[OversamplingReport] = Memo(32)
 
@@ -41,9 +42,12 @@ class EVCurve:
 
 
 def ev_curves(
-    store: Store, *, cycle_id: int | None = None, stage_ids: Sequence[int] = (), patience: int = PATIENCE
+    store: Store, *, cycle_id: int | None = None, stage_ids: Sequence[int] = (), patience: int | None = None
 ) -> tuple[EVCurve, ...]:
-    """The EV curve of every stage that has logged one, in the order of the cycle. `patience` as in `staleness`."""
+    """The EV curve of every stage that has logged one, in the order of the cycle.
+
+    `patience` as in `staleness`; None: what each stage's own recipe says.
+    """
     found = store.metrics.curve([EV], cycle_id=cycle_id, stage_ids=stage_ids)
     stages = list(dict.fromkeys((p.stage_id, p.stage, p.arm) for p in found))
     parts: dict[int, list[Point]] = {stage: [] for stage, _, _ in stages}
@@ -52,9 +56,30 @@ def ev_curves(
         for p in store.metrics.curve(sorted(names), stage_ids=list(parts)):
             parts[p.stage_id].append(p)
     return tuple(
-        _curve(stage_id, stage, arm, [p for p in found if p.stage_id == stage_id], parts[stage_id], patience)
+        _curve(
+            stage_id,
+            stage,
+            arm,
+            [p for p in found if p.stage_id == stage_id],
+            parts[stage_id],
+            _patience(store, stage_id) if patience is None else patience,
+        )
         for stage_id, stage, arm in stages
     )
+
+
+def _patience(store: Store, stage_id: int) -> int:
+    stage = store.stages.get(stage_id)
+    return rpr_setting(store.cycles.get(stage.cycle_id).config, stage, "ev_alarm_steps") or PATIENCE
+
+
+def rpr_setting(config: Mapping[str, object], stage: m.Stage, name: str) -> int | None:
+    """A number of the RPR recipe of a stage's round, as its cycle was configured; None where it says none."""
+    found = config.get("rpr")
+    rounds = found if isinstance(found, list) else [found]
+    own = rounds[min(stage.round, len(rounds)) - 1] if rounds else None
+    value = own.get(name) if isinstance(own, dict) else None
+    return value if isinstance(value, int) else None
 
 
 def _curve(

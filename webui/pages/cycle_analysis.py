@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from orchestrator import models as m
-from orchestrator.analysis import EVCurve, EVPoint, alarm_text, ev_curves, oversampling
+from orchestrator.analysis import EVCurve, EVPoint, alarm_text, ev_curves, oversampling, rpr_setting
 from orchestrator.store import Store
 from stages.domain import Phase
 from stages.errors import EvaluationError
@@ -119,7 +119,7 @@ def _table(caption: str, name: str, groups: Mapping[Any, Sequence[EVPoint]]) -> 
 
 
 def _oversampling(store: Store, cycle: m.Cycle, stage: m.Stage) -> tuple[CurveTable | None, str, Sequence[str]]:
-    batch = _batch_size(cycle.config, stage)
+    batch = rpr_setting(cycle.config, stage, "global_batch_size")
     if batch is None:
         return None, "", ()
     try:
@@ -146,12 +146,3 @@ def _oversampling(store: Store, cycle: m.Cycle, stage: m.Stage) -> tuple[CurveTa
     ]
     columns = ("quantity", "", "mean of all", "kept − all", "95 %, over steps")
     return CurveTable(caption="What keeping the first has shifted", columns=columns, rows=rows), note, report.dropped
-
-
-def _batch_size(config: Mapping[str, object], stage: m.Stage) -> int | None:
-    """The global batch of a stage's round, as its cycle was configured."""
-    found = config.get("rpr")
-    rounds = found if isinstance(found, list) else [found]
-    own = rounds[min(stage.round, len(rounds)) - 1] if rounds else None
-    size = own.get("global_batch_size") if isinstance(own, dict) else None
-    return size if isinstance(size, int) else None
