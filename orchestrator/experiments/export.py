@@ -80,6 +80,7 @@ def to_document(report: ExperimentReport) -> dict[str, Any]:
     return {
         "name": report.name,
         "question": report.question,
+        "environment": report.environment,
         "state": report.state,
         "arms": [dict(zip(("name", "title", "changes"), arm, strict=True)) for arm in report.arms],
         "runs": run_rows(report),
@@ -98,7 +99,7 @@ def to_markdown(report: ExperimentReport) -> str:
         f"# Experiment {report.name}",
         f"{report.question}",
         f"Command: `rsi experiment run {report.name} --seeds {seeds}`, then `rsi experiment report {report.name}` (recipe "
-        f"`{report.recipe}`{', every arm: ' + report.common if report.common else ''}).",
+        f"`{report.recipe}`{', every arm: ' + report.common if report.common else ''}; {report.environment or 'not run yet'}).",
         "## What was shown and what was not",
         "\n".join(f"* {line}" for line in summary(report)),
         "## Arms",

@@ -62,6 +62,7 @@ class ExperimentReport:
     question: str
     state: str
     recipe: str
+    environment: str  # what equal digests hold for; empty before anything ran
     arms: tuple[tuple[str, str, str], ...]  # name, title, what it changes
     common: str  # what every arm changes
     seeds: tuple[int, ...]
@@ -98,6 +99,7 @@ def _report(store: Store, row: m.Experiment) -> ExperimentReport:
         question=spec.question,
         state=progress_of(store, [row])[0].state,
         recipe=spec.recipe,
+        environment=_environment(store, stored),
         arms=tuple((a.name, a.title, _changes(a.set, a.match)) for a in spec.arms()),
         common=_changes(spec.set, None) if spec.set else "",
         seeds=seeds,
@@ -306,6 +308,17 @@ def _doubts(runs: Sequence[RunResult], seeds: Sequence[int]) -> list[str]:
         )
         found.append("compute is matched before a run and attempts grew longer or shorter in it: " + cells)
     return found
+
+
+def _environment(store: Store, runs: Sequence[m.ExperimentRun]) -> str:
+    """Of every cycle that arms end in: one line each where they differ."""
+    cycles = [store.cycles.get(r.cycle_id) for r in runs if r.cycle_id is not None]
+    found = [
+        f"torch {c.environment.get('torch')}, {c.environment.get('machine')}, "
+        f"{c.environment.get('num_threads') or 'all'} learner threads, terminal-rsi {c.code_version}"
+        for c in cycles
+    ]
+    return "; ".join(dict.fromkeys(found))
 
 
 def _changes(overrides: Mapping[str, object], match: str | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -216,14 +217,12 @@ def test_two_processes_do_not_work_on_one_branch(store: Store) -> None:
 def test_the_factorial_is_killed_resumed_and_ends_in_the_same_result(
     store: Store, second_store: Store, database_url: str, settings: Settings, tmp_path: Path
 ) -> None:
-    import json
-
     shipped = load_spec("factorial-smoke")
     spec = shipped.model_copy(update={"set": TINY})
     arguments = [database_url, store.artifacts.url, str(settings.home), json.dumps(spec.model_dump(mode="json"))]
     child = subprocess.Popen([sys.executable, "-c", CHILD, *arguments], env=dict(os.environ))
     try:
-        until = time.monotonic() + 300
+        until = time.monotonic() + 900
         while time.monotonic() < until:
             assert child.poll() is None, "the child ended before it could be killed"
             row = store.experiments.named(spec.name)
