@@ -165,7 +165,7 @@ SELECT 'person-' || i % 30, (ARRAY['runbook.approve','cycle.pause','sign-in'])[1
 INSERT INTO notice (event_id, kind, cycle_id, text, payload)
 SELECT min(id), 'cycle.done', cycle_id, 'Cycle ' || cycle_id || ' is done.', '{{}}' FROM event GROUP BY cycle_id;
 INSERT INTO inbox_item (user_id, notice_id) SELECT u.id, n.id FROM users u, notice n;
-INSERT INTO experiment (name, spec, spec_digest, created_by) SELECT 'question-' || i, '{{}}', md5(i::text), 'person-1'
+INSERT INTO experiment (name, spec, spec_digest, created_by) SELECT 'question-' || i, '{{"question": "Does it help?"}}', md5(i::text), 'person-1'
 FROM generate_series(1, 40) i;
 INSERT INTO experiment_run (experiment_id, arm, seed, position, cycle_id, error)
 SELECT e.id, 'arm-' || i % 2, i / 2, i % 2, 1 + (e.id * 6 + i) % {cycles}, '' FROM experiment e, generate_series(0, 5) i

@@ -25,6 +25,7 @@ class Problem(BaseModel):
 
 
 ADVICE = {
+    400: "Send the body as JSON.",
     401: "Send a token as `Authorization: Bearer …`; you make one at /tokens.",
     403: "Ask an administrator for the role, or make a token with this scope.",
     404: "Lists show what exists: /api/v1 names their addresses.",

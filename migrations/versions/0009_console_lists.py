@@ -23,9 +23,13 @@ def upgrade() -> None:
         unique=False,
         postgresql_where=sa.text("strict AND flags <> '[]'::jsonb"),
     )
+    op.create_index(
+        "ix_trajectory_family_verdict", "trajectory", ["family", "stratum", "verdict", "end_reason", "seq"], unique=False
+    )
 
 
 def downgrade() -> None:
+    op.drop_index("ix_trajectory_family_verdict", table_name="trajectory")
     op.drop_index("ix_trajectory_suspicious", table_name="trajectory")
     op.drop_index("ix_audit_set_digest", table_name="audit")
     op.drop_column("trajectory", "trained_on")

@@ -61,6 +61,8 @@ class Trajectory(SQLModel, table=True):
         sa.Index("ix_trajectory_verdict", "verdict", "seq"),
         sa.Index("ix_trajectory_cycle_verdict", "cycle_id", "verdict", "seq"),
         sa.Index("ix_trajectory_family", "family", "seq"),
+        # Filters that fit nothing must not walk a family's every attempt to find that out.
+        sa.Index("ix_trajectory_family_verdict", "family", "stratum", "verdict", "end_reason", "seq"),
         sa.Index("ix_trajectory_runbook", "runbook_id", postgresql_where=sa.text("runbook_id IS NOT NULL")),
         sa.Index("ix_trajectory_checkpoint", "checkpoint_id", "suite", "seq"),
         sa.Index("ix_trajectory_end_reason", "end_reason", "seq"),

@@ -24,6 +24,7 @@ from stages.domain import EndReason, Phase, Stratum, Verdict
 from stages.errors import StoreError
 
 WITHOUT_LOG = defer(m.Trajectory.verifier_log)  # type: ignore[arg-type]
+FEW = 1_000  # rows that are read by their filters rather than by time
 COUNT_CAP = 10_000  # a list says "more than 10,000" instead of counting a million rows
 
 
@@ -122,9 +123,11 @@ class Trajectories(Repository):
 
     # ----------------------------------------------------------------- reading
 
-    def list(self, where: TrajectoryFilter, *, before: int | None = None, limit: int = 50) -> Page[m.Trajectory]:
-        """Newest first, without the verifier's log."""
-        query = _filtered(select(m.Trajectory), where).options(WITHOUT_LOG)
+    def list(
+        self, where: TrajectoryFilter, *, before: int | None = None, limit: int = 50, count: int | None = None
+    ) -> Page[m.Trajectory]:
+        """Newest first, without the verifier's log. `count`: what `count` has said, where it was asked before."""
+        query = self._chosen(where, count)
         if before is not None:
             query = query.where(col(m.Trajectory.seq) < before)
         query = query.order_by(col(m.Trajectory.seq).desc()).limit(limit + 1)
@@ -133,13 +136,24 @@ class Trajectories(Repository):
 
     def count(self, where: TrajectoryFilter, *, cap: int = COUNT_CAP) -> int:
         """How many there are; `cap + 1` means more than `cap`."""
-        some = _filtered(select(col(m.Trajectory.id)), where).limit(cap + 1).subquery()
+        some = _filtered(select(col(m.Trajectory.seq)), where).limit(cap + 1).subquery()
         with self._session() as session:
             return session.execute(select(func.count()).select_from(some)).scalar_one()
 
-    def expensive_failures(self, where: TrajectoryFilter, *, limit: int = 50) -> Sequence[m.Trajectory]:
-        """Attempts that used most sampled tokens and were not solved, most expensive first."""
-        query = _filtered(select(m.Trajectory), where).options(WITHOUT_LOG)
+    def _chosen(self, where: TrajectoryFilter, count: int | None) -> Select[Any]:
+        """The rows of a filter. In order of time a page of a few among a million would walk back through all of them, so
+        a few are looked up by the filter first."""
+        if count is None or count > FEW:
+            return _filtered(select(m.Trajectory), where).options(WITHOUT_LOG)
+        with self._session() as session:
+            seqs = session.execute(_filtered(select(col(m.Trajectory.seq)), where).limit(COUNT_CAP + 1)).scalars().all()
+        return select(m.Trajectory).where(col(m.Trajectory.seq).in_(seqs)).options(WITHOUT_LOG)
+
+    def expensive_failures(
+        self, where: TrajectoryFilter, *, limit: int = 50, count: int | None = None
+    ) -> Sequence[m.Trajectory]:
+        """Attempts that used most sampled tokens and were not solved, most expensive first. `count`: as in `list`."""
+        query = self._chosen(where, count)
         query = query.where(~col(m.Trajectory.strict)).order_by(
             col(m.Trajectory.n_sampled).desc(), col(m.Trajectory.seq)
         )

@@ -71,6 +71,7 @@ class Found:
 
 Reader = Callable[[str | None, int], Found]  # cursor, limit
 REASONS = {
+    400: "the body is no JSON",
     401: "not signed in, or a token that does not hold",
     403: "not allowed",
     404: "there is none, or you may not see it",

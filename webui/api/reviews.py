@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, HTTPException, Request
 from pydantic import Field
@@ -134,7 +134,7 @@ class Decide(Body):
 
 
 class DecideOutcome(Shape):
-    state: str | None = Field(description="of its gate; null for a known leak, which no gate counts")
+    state: Literal["pending", "approved", "rejected"] | None = Field(description="of its gate; null for a known leak, which no gate counts")
     waiting: int = Field(description="runbooks of the stage that still need people")
     open: bool
     planted: Planted | None
@@ -219,13 +219,13 @@ def decide(request: Request, runbook_id: str, viewer: Decides, body: Decide) -> 
         revision=body.revision,
         settings=request.app.state.settings,
     )
-    return DecideOutcome.model_validate(done)
+    return _outcome(done)
 
 
 @router.post("/reviews/{runbook_id}/undo", response_model=DecideOutcome)
 def undo(request: Request, runbook_id: str, viewer: Decides) -> DecideOutcome:
     """Take your verdict back, until the gate has consumed the runbook."""
-    return DecideOutcome.model_validate(reviewing.undo(known(request, runbook_id), runbook_id, viewer.login))
+    return _outcome(reviewing.undo(known(request, runbook_id), runbook_id, viewer.login))
 
 
 @router.post("/reviews/{runbook_id}/revise", response_model=Runbook, responses=also(503))
@@ -299,6 +299,15 @@ def reject_many(request: Request, viewer: Decides, body: Many) -> Rejected:
         settings=request.app.state.settings,
     )
     return Rejected(rejected=done)
+
+
+def _outcome(done: reviewing.Outcome) -> DecideOutcome:
+    return DecideOutcome(
+        state=done.state.status.value if done.state else None,
+        waiting=done.waiting,
+        open=done.open,
+        planted=Planted.model_validate(done.planted) if done.planted else None,
+    )
 
 
 def _waiting(row: QueueRow, blind: bool) -> Waiting:

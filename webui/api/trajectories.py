@@ -115,8 +115,10 @@ class Tokens(Shape):
 
 
 def trajectories(request: Request, where: Annotated[TrajectoryFilter, Depends(trajectory_filter)]) -> Reader:
+    store = store_of(request)
+    count = store.trajectories.count(where)
     return lambda cursor, limit: by_number(
-        store_of(request).trajectories.list(where, before=number(cursor), limit=limit)
+        store.trajectories.list(where, before=number(cursor), limit=limit, count=count)
     )
 
 

@@ -86,12 +86,12 @@ def trajectories(
     """`costly`: unsolved attempts by sampled tokens instead of by time."""
     store, queries = store_of(request), queries_of(request)
     gate, flagged = bool(where.only_gate_failed), bool(where.flagged)
-    if costly:
-        rows, following = store.trajectories.expensive_failures(where, limit=COSTLY), None
-    else:
-        found = store.trajectories.list(where, before=before, limit=PAGE)
-        rows, following = found.items, found.next
     count = store.trajectories.count(where)
+    if costly:
+        rows, following = store.trajectories.expensive_failures(where, limit=COSTLY, count=count), None
+    else:
+        found = store.trajectories.list(where, before=before, limit=PAGE, count=count)
+        rows, following = found.items, found.next
     query = request.query_params
 
     def without(**changes: object) -> str:
