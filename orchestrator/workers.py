@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -142,11 +143,15 @@ def mark_crashed(flow_run_id: str, message: str, *, settings: Settings | None = 
         client.set_flow_run_state(UUID(flow_run_id), Crashed(message=message), force=True)
 
 
-def run_worker(pool: str, *, name: str | None = None, settings: Settings | None = None) -> None:
+def run_worker(
+    pool: str, *, name: str | None = None, health_port: int | None = None, settings: Settings | None = None
+) -> None:
     """Become a worker of `pool`: replaces this process, so that signals reach the worker itself. Does not return.
 
+    With a `health_port` it answers `/health` there on every address.
+
     Raises:
-        ServiceError: unknown pool, no Prefect server, or no database.
+        ServiceError: unknown pool, no Prefect server, no database, or a Kubernetes pool without the package for it.
     """
     if pool not in prefect_server.POOLS:
         raise ServiceError(f"There is no work pool {pool!r}. Choose one of {', '.join(prefect_server.POOLS)}.")
@@ -154,8 +159,14 @@ def run_worker(pool: str, *, name: str | None = None, settings: Settings | None 
     database_url = database.url(settings)
     if not prefect_server.healthy(settings):
         raise ServiceError(_no_server(settings))
+    if prefect_server.pool_type(pool) == "kubernetes" and find_spec("prefect_kubernetes") is None:
+        raise ServiceError(
+            "A worker of a Kubernetes pool needs the extra `kubernetes`: pip install 'terminal-rsi[kubernetes]'."
+        )
     environment = services.common(settings, database_url) | prefect_server.client_environment(settings)
-    command = services.worker_command(pool, name)
+    if health_port:
+        environment |= {"PREFECT_WORKER_WEBSERVER_HOST": "0.0.0.0", "PREFECT_WORKER_WEBSERVER_PORT": str(health_port)}
+    command = services.worker_command(pool, name, health=health_port is not None)
     services.default_signals()
     os.execve(command[0], command, {**os.environ, **environment})
 

@@ -5,6 +5,7 @@ ARG BASE_IMAGE=nvidia/cuda:12.8.1-cudnn-devel-ubuntu22.04
 FROM ${BASE_IMAGE}
 
 ENV DEBIAN_FRONTEND=noninteractive PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1
+# hadolint ignore=DL3008
 RUN apt-get update \
   && apt-get install -y --no-install-recommends python3.11 python3.11-venv python3.11-dev git \
   && rm -rf /var/lib/apt/lists/*
@@ -25,7 +26,7 @@ RUN python3.11 -m venv /opt/rsi \
 COPY infra/images/entrypoint.sh /usr/local/bin/rsi-entrypoint
 RUN useradd --system --uid 10001 --home-dir /data rsi && install -d -o rsi /data
 ENV PATH=/opt/rsi/bin:$PATH RSI_HOME=/data
-USER rsi
+USER 10001
 WORKDIR /data
 VOLUME /data
 ENTRYPOINT ["/usr/local/bin/rsi-entrypoint"]

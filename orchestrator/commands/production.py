@@ -44,7 +44,8 @@ def setup() -> None:
         )
     prefect_server.register(settings)
     names = ", ".join(d.full_name for d in prefect_server.DEPLOYMENTS)
-    out.print(f"Prefect: work pools {', '.join(prefect_server.POOLS)}; deployments {names}.")
+    pools = ", ".join(f"{pool} ({prefect_server.pool_type(pool)})" for pool in prefect_server.POOLS)
+    out.print(f"Prefect: work pools {pools}; deployments {names}.")
 
 
 def console(

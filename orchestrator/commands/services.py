@@ -127,6 +127,10 @@ def status(
 def worker(
     pool: Annotated[str, typer.Option(help="Work pool: cpu or gpu.")] = "cpu",
     name: Annotated[str | None, typer.Option(help="Name in Prefect's list.", show_default="<host>-<pool>")] = None,
+    health_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, metavar="N", help="Answer /health there, for container platforms."),
+    ] = None,
 ) -> None:
     """Run a worker in the foreground, for a second pool or a second machine.
 
@@ -139,7 +143,7 @@ def worker(
     """
     from orchestrator import workers
 
-    workers.run_worker(pool, name=name, settings=terminal.settings())
+    workers.run_worker(pool, name=name, health_port=health_port, settings=terminal.settings())
 
 
 # --------------------------------------------------------------------------- output

@@ -4,11 +4,14 @@ One server replica on loopback, with a database of its own on the same Postgres,
 (no analytics, no second user interface that loads a remote page), behind a generated password.
 """
 
+import json
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import httpx
@@ -20,7 +23,10 @@ from sqlalchemy import make_url
 from orchestrator.embedded.layout import Layout
 from orchestrator.embedded.processes import FLOW_PROCESS
 from orchestrator.settings import Settings
-from stages.errors import ServiceError
+from stages.errors import ConfigError, ServiceError
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
 
 DATABASE = "prefect"
 POOLS = ("cpu", "gpu")
@@ -53,6 +59,7 @@ class PrefectSettings(BaseSettings):
     api_url: str = ""  # http://host:4200/api
     auth: str = ""  # user:password; empty: the generated secret of the embedded server
     worker_query_seconds: float = 2.0  # how often a worker asks for work
+    job_templates: Path | None = None  # folder; pool P is a Kubernetes pool when P.json is there, its base job template
 
 
 def external() -> bool:
@@ -176,26 +183,23 @@ def register(settings: Settings, deployments: tuple[Deployment, ...] = DEPLOYMEN
     """Create the work pools and deployments, or bring them up to date. Safe to repeat.
 
     Raises:
-        ServiceError: the server refuses.
+        ConfigError: a job template is no JSON object.
+        ServiceError: the server refuses, or has a pool of another type.
     """
     from prefect.client.orchestration import SyncPrefectClient
-    from prefect.client.schemas.actions import WorkPoolCreate
-    from prefect.exceptions import ObjectAlreadyExists, PrefectException
+    from prefect.exceptions import PrefectException
 
     try:
         with SyncPrefectClient(api_url(settings), auth_string=auth_string(settings) or None) as client:
             for pool in POOLS:
-                try:
-                    client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
-                except ObjectAlreadyExists:
-                    continue
+                _ensure_pool(client, pool)
             for deployment in deployments:
                 client.create_deployment(
                     client.create_flow_from_name(deployment.flow),
                     deployment.name,
                     entrypoint=deployment.entrypoint,
                     work_pool_name=deployment.pool,
-                    job_variables=dict(job_variables()),
+                    job_variables={} if job_template(deployment.pool) else dict(job_variables()),
                     parameter_openapi_schema={},
                     enforce_parameter_schema=False,
                 )
@@ -204,6 +208,48 @@ def register(settings: Settings, deployments: tuple[Deployment, ...] = DEPLOYMEN
             f"The Prefect server at {api_url(settings)} refused the work pools or deployments: {error}. "
             f"See {Layout(settings.home).log('prefect')}."
         ) from error
+
+
+def job_template(pool: str) -> dict[str, Any] | None:
+    """The base job template of a Kubernetes pool; None: `pool` is a process pool.
+
+    Raises:
+        ConfigError: the file cannot be read or is no JSON object.
+    """
+    folder = PrefectSettings().job_templates
+    path = folder / f"{pool}.json" if folder else None
+    if path is None or not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"RSI_PREFECT_JOB_TEMPLATES: {path} cannot be read as JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"RSI_PREFECT_JOB_TEMPLATES: {path} is no JSON object")
+    return found
+
+
+def pool_type(pool: str) -> str:
+    """Prefect's word: `kubernetes` starts a pod for each flow run, `process` a process beside the worker."""
+    return "kubernetes" if job_template(pool) else "process"
+
+
+def _ensure_pool(client: "SyncPrefectClient", pool: str) -> None:
+    from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+    from prefect.exceptions import ObjectAlreadyExists
+
+    template, kind = job_template(pool), pool_type(pool)
+    try:
+        client.create_work_pool(WorkPoolCreate(name=pool, type=kind, base_job_template=template or {}))
+    except ObjectAlreadyExists:
+        found = client.read_work_pool(pool)
+        if found.type != kind:
+            raise ServiceError(
+                f"The work pool {pool!r} is of type {found.type}, and a pool of type {kind} is asked for; Prefect cannot "
+                f"change that. Pause the cycles that run, delete it with `prefect work-pool delete {pool}`, and repeat this."
+            ) from None
+        if template and found.base_job_template != template:
+            client.update_work_pool(pool, WorkPoolUpdate(base_job_template=template))
 
 
 def job_variables() -> Mapping[str, object]:

@@ -82,11 +82,17 @@ def worker(settings: Settings, database_url: str, pool: str = "cpu") -> Service:
     )
 
 
-def worker_command(pool: str, name: str | None = None) -> tuple[str, ...]:
+def worker_command(pool: str, name: str | None = None, *, health: bool = False) -> tuple[str, ...]:
+    """`health`: it answers `/health` at PREFECT_WORKER_WEBSERVER_PORT."""
     # Without --name every restart would leave one more dead worker in Prefect's list.
     name = name or f"{socket.gethostname()}-{pool}"
-    options: tuple[str, ...] = ("--pool", pool, "--type", "process", "--name", name)
-    if pool == "gpu":  # a cycle's learner takes the GPUs of its machine: others wait for their turn
+    kind = prefect_server.pool_type(pool)
+    options: tuple[str, ...] = ("--pool", pool, "--type", kind, "--name", name)
+    if health:
+        options += ("--with-healthcheck",)
+    if (
+        pool == "gpu" and kind == "process"
+    ):  # a cycle's learner takes the GPUs of its machine: others wait for their turn
         options += ("--limit", "1")
     return (sys.executable, "-m", "prefect", "worker", "start", *options)
 
