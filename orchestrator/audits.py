@@ -17,7 +17,7 @@ from stages.domain import FamilyScale
 from stages.errors import ConfigError
 from stages.outcomes import Outcomes
 from stages.recalibration import FamilyCalibration, family_calibrations, recalibrate, scale_drift
-from stages.rescore import FormulaAudit, RewardAudit, histogram, rescore
+from stages.rescore import FormulaAudit, RewardAudit, histogram, refuse_empty, rescore
 from stages.rewards import Progress, RewardKind, RewardModel, fit_scales
 
 FIT = "fit"
@@ -55,6 +55,7 @@ def parse_formulas(words: str) -> tuple[RewardKind, ...]:
 def run_audit(store: Store, spec: AuditSpec, *, created_by: str = "cli") -> m.Audit:
     """Re-scores the set and stores the audit. Raises RewardError for an empty set, ConfigError for unusable scales."""
     outcomes = load_outcomes(store, spec.where, with_gates=RewardKind.COUNT in spec.formulas)
+    refuse_empty(outcomes)
     scales = _scales(store, spec, outcomes) if any(k.needs_scales for k in spec.formulas) else ()
     dense = scales
     calibrations: tuple[FamilyCalibration, ...] = ()

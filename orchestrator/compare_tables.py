@@ -256,6 +256,37 @@ def selections(store: Store, report: SuiteReport) -> list[tuple[m.Stage, m.Selec
     return out
 
 
+def selection_rows(store: Store, report: SuiteReport) -> list[dict[str, Any]]:
+    """For an export: one row per candidate that a stage chose among, on the protected validation suite."""
+    return [
+        {
+            "stage": stage.name,
+            "validation_suite": chosen_.suite,
+            "suite_digest": chosen_.suite_digest,
+            "candidate": own["label"],
+            "passed": own["passed"],
+            "verdicts": own["verdicts"],
+            "kept": own["label"] == chosen_.chosen,
+        }
+        for stage, chosen_ in selections(store, report)
+        for own in chosen_.candidates
+    ]
+
+
+def optimism_row(report: SuiteReport) -> dict[str, Any] | None:
+    """`optimism` with the name of the checkpoint that this suite would have chosen."""
+    found = optimism(report)
+    if found is None:
+        return None
+    return {
+        "best": report.measured[found.best].label,
+        "apparent": found.apparent,
+        "optimism": found.optimism,
+        "corrected": found.corrected,
+        "splits": found.splits,
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FourSuites:
     """The four-suite mean of one checkpoint (spec §8)."""

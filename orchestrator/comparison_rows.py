@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orchestrator import compare_tables as t
 from orchestrator import exports
 from orchestrator.comparisons import Measured, Report, SuiteReport
+from orchestrator.store import Store
 from stages import statistics as st
+from stages.domain import EndReason
 
 
 def score_rows(report: SuiteReport) -> list[dict[str, Any]]:
@@ -105,6 +108,46 @@ def to_markdown(report: Report) -> str:
         "are clustered by task, 95 %. p: paired sign-flip test; Holm over all comparisons shown; flips: exact sign test.\n"
     )
     return "\n".join(parts)
+
+
+def details(store: Store, report: Report) -> str:
+    """What a document may add per suite: strata, cost, how checkpoints were selected, and the luck of choosing here."""
+    parts = []
+    for s in report.suites:
+        parts.append(f"## Details: {s.suite}\n\n{exports.to_markdown(_strata_words(s))}")
+        parts.append(exports.to_markdown(_cost_words(t.cost_rows(store, s))))
+        if selected := t.selection_rows(store, s):
+            parts.append("Selected on the protected validation suite:\n\n" + exports.to_markdown(selected))
+        luck = t.optimism_row(s)
+        parts.append(
+            f"Choosing the best of these on {s.suite} itself would take {luck['best']} and report "
+            f"{100 * luck['apparent']:.1f} %; about {100 * luck['optimism']:.1f} points of that are luck of the choice, which "
+            f"leaves {100 * luck['corrected']:.1f} %.\n"
+            if luck
+            else f"The luck of choosing on {s.suite} cannot be estimated: fewer than four common tasks, or several versions.\n"
+        )
+    return "\n".join(parts)
+
+
+def _strata_words(s: SuiteReport) -> list[dict[str, Any]]:
+    return [
+        {"stratum": g.name, "tasks": g.tasks}
+        | {
+            x.label: exports.rate(rate.passed, rate.of) if rate else exports.MISSING
+            for x, rate in zip(s.measured, g.rates, strict=True)
+        }
+        for g in t.strata(s)
+    ]
+
+
+def _cost_words(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    shown = {"turns": "turns_per_attempt", "tokens": "tokens_per_attempt", "seconds": "wall_s_per_attempt"}
+    return [
+        {"checkpoint": row["checkpoint"]}
+        | {f"{name} an attempt": exports.number(row[key], 1) for name, key in shown.items()}
+        | {"time-outs": row[EndReason.TIME_LIMIT.value], "of stored attempts": row["stored_attempts"]}
+        for row in rows
+    ]
 
 
 def _score_words(s: SuiteReport) -> list[dict[str, Any]]:

@@ -49,6 +49,10 @@ def measure(
     Attempts' outcomes are stored per task, not their transcripts. Raises ConfigError for a checkpoint without a cycle.
     """
     results = []
+    for suite in suites:  # the digests of its tasks say later which of them a changed version left as they were
+        store.suites.register(
+            suite.name, suite.digest, m.Split.HELD_OUT, suite.tasks, version=suite.version, path=str(suite.path)
+        )
     for checkpoint in checkpoints:
         if checkpoint.cycle_id is None:
             raise ConfigError(f"checkpoint {checkpoint.name} belongs to no cycle; its harness settings are unknown")

@@ -106,15 +106,20 @@ def rescore(outcomes: Outcomes, models: Mapping[str, RewardModel]) -> RewardAudi
 
     Raises RewardError when the set is empty, no formula is given, or a family has no scale.
     """
-    if not len(outcomes):
-        raise RewardError(
-            f"no attempt with a verdict to audit ({outcomes.masked} were masked); choose a set with finished attempts"
-        )
+    refuse_empty(outcomes)
     if not models:
         raise RewardError("no formula to audit; name at least one of count, binary, fdr, spr")
     return RewardAudit(
         outcomes=outcomes, formulas=tuple(_one(outcomes, label, model) for label, model in models.items())
     )
+
+
+def refuse_empty(outcomes: Outcomes) -> None:
+    """Raises RewardError for a set without a verdict."""
+    if not len(outcomes):
+        raise RewardError(
+            f"no attempt with a verdict to audit ({outcomes.masked} were masked); choose a set with finished attempts"
+        )
 
 
 def _one(o: Outcomes, label: str, model: RewardModel) -> FormulaAudit:

@@ -39,7 +39,8 @@ def compare(
     """Compare checkpoints on stored evaluations: paired differences with intervals, tests, flips and power.
 
     Everything that makes a number doubtful is said: missing verdicts, unequal denominators, other settings, a suite that
-    changed. CSV gives the comparisons; JSON gives scores and comparisons.
+    changed. Markdown and JSON add strata, cost, how the checkpoints were selected, and what choosing the best of them on
+    this very suite would owe to luck. CSV gives the comparisons.
 
     Examples:
 
@@ -47,6 +48,7 @@ def compare(
 
         rsi compare Qwen3.5-9B tmax-9b --suite terminal-bench@2.0 --format csv -o comparison.csv
     """
+    from orchestrator import compare_tables as tables
     from orchestrator import comparison_rows as rows
     from orchestrator.comparisons import compare_checkpoints
     from stages.comparison import Convention
@@ -54,14 +56,20 @@ def compare(
     convention = Convention.ATTEMPTS if attempts else Convention.VERDICTS
     with terminal.opened_store() as store:
         report = compare_checkpoints(store, checkpoints, suite=suite, all_pairs=all_pairs, convention=convention)
-    match format_:
-        case exports.Format.MARKDOWN:
-            text = rows.to_markdown(report)
-        case exports.Format.CSV:
-            text = exports.to_csv([row for s in report.suites for row in rows.comparison_rows(s)])
-        case exports.Format.JSON:
-            scores = [row for s in report.suites for row in rows.score_rows(s)]
-            compared = [row for s in report.suites for row in rows.comparison_rows(s)]
-            document = {"scores": scores, "comparisons": compared, "four_suite_means": report.four_suite_means}
-            text = exports.to_json(document)
+        match format_:
+            case exports.Format.MARKDOWN:
+                text = f"{rows.to_markdown(report)}\n{rows.details(store, report)}"
+            case exports.Format.CSV:
+                text = exports.to_csv([row for s in report.suites for row in rows.comparison_rows(s)])
+            case exports.Format.JSON:
+                document = {
+                    "scores": [row for s in report.suites for row in rows.score_rows(s)],
+                    "comparisons": [row for s in report.suites for row in rows.comparison_rows(s)],
+                    "four_suite_means": report.four_suite_means,
+                    "strata": {s.suite: tables.group_rows("stratum", s, tables.strata(s)) for s in report.suites},
+                    "costs": {s.suite: tables.cost_rows(store, s) for s in report.suites},
+                    "selections": {s.suite: tables.selection_rows(store, s) for s in report.suites},
+                    "optimism": {s.suite: tables.optimism_row(s) for s in report.suites},
+                }
+                text = exports.to_json(document)
     exports.deliver(text, output)
