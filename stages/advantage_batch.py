@@ -56,28 +56,24 @@ def find_runs(turn_ids: np.ndarray) -> TurnRuns:
     if turn_ids.ndim != 2:
         raise ValueError(f"turn_ids must be [B, T], not {turn_ids.shape}")
     b, t = turn_ids.shape
-    rows, starts, stops, ids = [], [], [], []
+    if not turn_ids.size:
+        none = np.empty(0, dtype=np.int64)
+        return TurnRuns(shape=(b, t), rows=none, starts=none, stops=none, turn_ids=none)
+    changes = np.empty(t, dtype=bool)
+    changes[0] = True  # a row begins a stretch
+    begins = []
     for row in range(b):  # a row at a time stays in the cache
-        line = turn_ids[row]
-        edges = np.flatnonzero(line[1:] != line[:-1]) + 1
-        begin = np.concatenate(([0], edges)) if t else np.empty(0, dtype=np.int64)
-        end = np.append(edges, t) if t else begin
-        which = line[begin].astype(np.int64)
-        keep = which >= 0
-        if (np.diff(which[keep]) < 0).any():
-            raise ValueError(f"turn ids of row {row} decrease")
-        starts.append(begin[keep] + row * t)
-        stops.append(end[keep] + row * t)
-        ids.append(which[keep])
-        rows.append(np.full(int(keep.sum()), row, dtype=np.int64))
-    none = [np.empty(0, dtype=np.int64)]
-    return TurnRuns(
-        shape=(b, t),
-        rows=np.concatenate(rows or none),
-        starts=np.concatenate(starts or none),
-        stops=np.concatenate(stops or none),
-        turn_ids=np.concatenate(ids or none),
-    )
+        np.not_equal(turn_ids[row, 1:], turn_ids[row, :-1], out=changes[1:])
+        begins.append(np.flatnonzero(changes) + row * t)
+    rows = np.repeat(np.arange(b), [len(x) for x in begins])
+    starts = np.concatenate(begins)
+    which = turn_ids[rows, starts - rows * t].astype(np.int64)
+    keep = which >= 0
+    stops = np.append(starts[1:], b * t)[keep]
+    rows, starts, which = rows[keep], starts[keep], which[keep]
+    if (backwards := (np.diff(which) < 0) & (np.diff(rows) == 0)).any():
+        raise ValueError(f"turn ids of row {rows[1:][backwards][0]} decrease")
+    return TurnRuns(shape=(b, t), rows=rows, starts=starts, stops=stops, turn_ids=which)
 
 
 def _token_index(runs: TurnRuns) -> np.ndarray:
