@@ -11,4 +11,5 @@ pip -r "$here/requirements.txt"
 pip --no-deps -r "$here/requirements-nodeps.txt"
 site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 : > "$site/torchvision/_meta_registrations.py" # its table names operators of the CUDA build and breaks on a CPU torch
-pip --no-deps --force-reinstall "$here/stubs"
+rm -rf "$venv/stubs" && cp -r "$here/stubs" "$venv/stubs" # pip leaves files beside what it builds
+pip --no-deps --force-reinstall "$venv/stubs"

@@ -25,9 +25,13 @@ def recording(name: str) -> Recording:
 
 
 class Replay:
-    """`answers[path]` are given one after the other; the last one repeats. `requests` is what came in."""
+    """`answers[path]` are given one after the other; the last one repeats. `requests` is what came in.
+
+    The client's question whether a token id exists is answered from `vocabulary` and is not among the requests.
+    """
 
     def __init__(self) -> None:
+        self.vocabulary = 320
         self.requests: list[tuple[str, Any]] = []
         self.answers: dict[str, list[Answer]] = defaultdict(list)
         self.dead = False
@@ -36,6 +40,7 @@ class Replay:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            wbufsize = -1  # one packet: two would wait for each other's acknowledgement, 40 ms
 
             def do_GET(self) -> None:
                 self._serve()
@@ -85,6 +90,9 @@ class Replay:
         self._thread.join()
 
     def _answer(self, path: str, body: Any) -> Recording | None:
+        if path == "/generate" and (bias := body["sampling_params"].get("logit_bias")):
+            inside = all(int(token) < self.vocabulary for token in bias)
+            return recording("dense/bias_last_id" if inside else "dense/bias_outside_vocabulary")
         with self._lock:
             self.requests.append((path, body))
             queue = self.answers.get(path)

@@ -64,6 +64,16 @@ class Server:
     async def server_info(self) -> Mapping[str, Any]:
         return await self._repeated("GET", "/server_info")
 
+    async def knows_id(self, token: int) -> bool:
+        """Whether the served model has this token id. The server checks the key of a bias before anything reaches the model;
+        the id itself as input would end a server that lacks it."""
+        body = {"input_ids": [0], "sampling_params": {"max_new_tokens": 0, "logit_bias": {str(token): 0.0}}}
+        try:
+            await self._repeated("POST", "/generate", body)
+        except ServerRefused:
+            return False
+        return True
+
     async def healthy(self) -> bool:
         """`/health` generates one token, which takes about a second."""
         try:

@@ -9,23 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Qwen3Config
 
 from stages.backends.protocols import GenerateAnswer
 from stages.backends.sampler.sglang import SGLangSampler
 from stages.errors import SamplerError
-from tests.unit.sampler_sglang.client import SIZES, ask, request, use
+from tests.unit.sampler_sglang.client import ask, request, use
 from tests.unit.sglang_replay import Replay, echo, held, recording, server, until
 
 
-def test_another_architecture_or_vocabulary_is_refused_at_the_start(dense: Path, moe: Path, tmp_path: Path) -> None:
+def test_another_architecture_or_vocabulary_is_refused_at_the_start(dense: Path, moe: Path) -> None:
     with server("moe") as replay, pytest.raises(SamplerError, match="serves a qwen3_moe, the actor is a qwen3"):
         ask(replay, dense, request())
-    Qwen3Config(**{**SIZES, "vocab_size": 400}).save_pretrained(tmp_path)
-    with server() as replay:
-        replay.answers["/model_info"][0]["body"]["model_path"] = str(tmp_path)  # type: ignore[index]
-        with pytest.raises(SamplerError, match="vocabulary of 400, the actor has 320"):
-            ask(replay, dense, request())
+    for size, match in ((400, "more than the actor's 320"), (300, "fewer than the actor's 320")):
+        with server() as replay:
+            replay.vocabulary = size
+            with pytest.raises(SamplerError, match=match):
+                ask(replay, dense, request())
+            assert replay.requests[-1][0] == "/model_info"  # nothing else was asked of it
 
 
 def test_servers_of_different_weights_are_refused(dense: Path) -> None:

@@ -10,8 +10,6 @@ _library.define(
 )
 _library.define("murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor col_indices) -> Tensor")
 
-LOW = np.uint64(0xFFFFFFFF)
-
 
 def topk_softmax(
     hidden_states: torch.Tensor,
@@ -30,18 +28,22 @@ def topk_softmax(
 
 
 def murmur_hash32(seed: torch.Tensor, positions: torch.Tensor, col_indices: torch.Tensor) -> torch.Tensor:
-    """MurmurHash3 (x86, 32 bits) of (seed, position, column): uint32 [rows, columns], from which the noise is drawn."""
+    """MurmurHash3 (x86, 32 bits) of (seed, position, column): uint32 [rows, columns], from which the noise is drawn.
+
+    SGLang compiles the caller: constants are local, for the compiler cannot guard numpy scalars of a module.
+    """
+    low = np.uint64(0xFFFFFFFF)
     seeds = _words(seed.view(torch.int64)).reshape(-1, 1)
-    at = _words(positions.to(torch.int64)).reshape(-1, 1) & LOW
-    columns = _words(col_indices.to(torch.int64)).reshape(1, -1) & LOW
+    at = _words(positions.to(torch.int64)).reshape(-1, 1) & low
+    columns = _words(col_indices.to(torch.int64)).reshape(1, -1) & low
     found = np.zeros((seeds.shape[0], columns.shape[1]), dtype=np.uint64)
-    for word in (seeds & LOW, (seeds >> np.uint64(32)) & LOW, at, columns):
+    for word in (seeds & low, (seeds >> np.uint64(32)) & low, at, columns):
         found = _mixed(found, word)
     found = found ^ np.uint64(16)  # bytes that went in
     found = found ^ (found >> np.uint64(16))
-    found = (found * np.uint64(0x85EBCA6B)) & LOW
+    found = (found * np.uint64(0x85EBCA6B)) & low
     found = found ^ (found >> np.uint64(13))
-    found = (found * np.uint64(0xC2B2AE35)) & LOW
+    found = (found * np.uint64(0xC2B2AE35)) & low
     found = found ^ (found >> np.uint64(16))
     return torch.from_numpy(found.astype(np.uint32))
 
@@ -51,12 +53,13 @@ def _words(numbers: torch.Tensor) -> np.ndarray:
 
 
 def _mixed(found: np.ndarray, word: np.ndarray) -> np.ndarray:
-    word = (word * np.uint64(0xCC9E2D51)) & LOW
-    word = ((word << np.uint64(15)) | (word >> np.uint64(17))) & LOW
-    word = (word * np.uint64(0x1B873593)) & LOW
+    low = np.uint64(0xFFFFFFFF)
+    word = (word * np.uint64(0xCC9E2D51)) & low
+    word = ((word << np.uint64(15)) | (word >> np.uint64(17))) & low
+    word = (word * np.uint64(0x1B873593)) & low
     found = found ^ word
-    found = ((found << np.uint64(13)) | (found >> np.uint64(19))) & LOW
-    return (found * np.uint64(5) + np.uint64(0xE6546B64)) & LOW
+    found = ((found << np.uint64(13)) | (found >> np.uint64(19))) & low
+    return (found * np.uint64(5) + np.uint64(0xE6546B64)) & low
 
 
 class _NoCudart:
