@@ -102,6 +102,7 @@ def record(store: Store, book: OpenRunbook, login: str, decision: Decision | Non
         verdict = Review(runbook_id=row.id, revision=row.revision, reviewer=who, decision=decision, reason=reason)
         store.reviews.add(verdict, key=key)
     store.runbooks.set_state(row.id, row.revision, stored_state(state_of(store, book)))
+    queue_changed(store, book.stage)
     act = decision.value if decision else "withdraw"
     store.audit_trail.add(
         login,
@@ -110,6 +111,11 @@ def record(store: Store, book: OpenRunbook, login: str, decision: Decision | Non
         object_id=row.id,
         payload={"reason": reason, "revision": row.revision},
     )
+
+
+def queue_changed(store: Store, stage: m.Stage) -> None:
+    """Wakes open queues. The event names no runbook, so that a planted leak's looks like every other."""
+    store.events.append(m.EventKind.REVIEWS_CHANGED, cycle_id=stage.cycle_id, stage_id=stage.id)
 
 
 def state_of(store: Store, book: OpenRunbook) -> GateState:

@@ -256,6 +256,7 @@ def verdict_on_planted(store: Store, planted: m.KnownLeak, login: str, decision:
         runbook_id=row.id, revision=row.revision, reviewer=f"{PERSON}{login}", decision=decision, reason=words
     )
     store.reviews.add(verdict, key=uuid4().hex)
+    gate.queue_changed(store, store.stages.get(planted.stage_id))
     log(store, login, decision.value, row.id, {"reason": words, "revision": row.revision})
 
 

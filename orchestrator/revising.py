@@ -87,6 +87,7 @@ def revise(
         store.reviews.add(rules)
         fresh = gate.OpenRunbook(row=store.runbooks.get(row.id), stage=book.stage, policy=book.policy)
         store.runbooks.set_state(row.id, new.revision, gate.stored_state(gate.state_of(store, fresh)))
+        gate.queue_changed(store, book.stage)
         reviewing.log(store, login, "revise", row.id, {"revision": new.revision, "findings": len(rules.findings)})
     gate.go_on(store, book.stage, login, settings=settings)
     return rules

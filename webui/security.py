@@ -78,7 +78,7 @@ class BodyLimit:
 
         length = Headers(scope=scope).get("Content-Length", "")
         try:
-            if length.isdigit() and int(length) > MAX_BODY:
+            if length.isdecimal() and int(length) > MAX_BODY:
                 raise too_large
             await self.app(scope, bounded, send)
         except HTTPException as error:  # raised above, outside of the app's own handlers: nothing has been sent yet

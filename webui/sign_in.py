@@ -83,6 +83,7 @@ class SignIn:
             await error_page(request, 503, "The database does not answer", str(error))(scope, receive, send)
             return
         request.state.viewer = viewer or self._anonymous
+        request.state.who = lambda: self._who(request)[0] or self._anonymous
         answer = self._refuse_stranger(request, viewer)
         if answer is None and request.method not in SAFE and not _bearer(request):
             answer, receive = await self._refuse_forgery(request, secret)
@@ -153,6 +154,15 @@ def anonymous(roles: str) -> Viewer:
     if unknown := set(words) - set(m.Role):
         raise ConfigError(f"RSI_ANONYMOUS_ROLES names {', '.join(sorted(unknown))}. Choose among {', '.join(m.Role)}.")
     return Viewer(roles=frozenset(map(m.Role, words)), scope=ANONYMOUS) if words else NOBODY
+
+
+def still_may(request: Request, action: Action) -> bool:
+    """Whether who began this request may still do that; for answers that last. A database that is away takes no right."""
+    try:
+        viewer: Viewer = request.state.who()
+    except StoreError:
+        return True
+    return viewer.may(action)
 
 
 def open_session(request: Request, response: Response, user: m.User, how: str) -> None:

@@ -7,6 +7,7 @@ log line), so a reader that lost the connection gets what it missed through `Las
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
 
@@ -20,9 +21,11 @@ from stages.errors import StoreError
 from webui.access import Action, needs
 from webui.pages.parts import Before, QueryId
 from webui.rendering import fragment
+from webui.sign_in import still_may
 
 PULSE_S = 0.5  # how often the newest id is read while a page is open
 KEEP_ALIVE_S = 15.0  # a comment, so that proxies and browsers keep the connection
+ASK_AGAIN_S = 15.0  # how long a stream outlives the right to read it
 BATCH = 500
 
 # What an event wakes. Several events of a moment become one signal.
@@ -42,6 +45,7 @@ SIGNALS = {
     m.EventKind.RUNBOOK_WRITTEN: "rsi-runbook",
     m.EventKind.RUNBOOK_REVIEWED: "rsi-runbook",
     m.EventKind.REPLAY_JUDGED: "rsi-runbook",
+    m.EventKind.REVIEWS_CHANGED: "rsi-reviews",
     m.EventKind.LOG: "rsi-log",
 }
 
@@ -131,9 +135,9 @@ async def events(
 def _position(last_event_id: str, after: int, log_after: int | None) -> tuple[int, int | None]:
     """Where a reader goes on: by its last message, else by the page's address."""
     event, _, line = last_event_id.partition(".")
-    if event.isdigit() and len(event) < 19:
+    if event.isdecimal() and len(event) < 19:
         after = int(event)
-        if log_after is not None and line.isdigit() and len(line) < 19:
+        if log_after is not None and line.isdecimal() and len(line) < 19:
             log_after = int(line)
     return after, log_after
 
@@ -144,8 +148,12 @@ async def _stream(
     store: Store = request.app.state.store
     pulse: Pulse = request.app.state.pulse
     yield ": open\n\n"
-    idle_s = 0.0
+    idle_s, asked = 0.0, time.monotonic()
     while not await request.is_disconnected():
+        if time.monotonic() - asked > ASK_AGAIN_S:
+            asked = time.monotonic()
+            if not await run_in_threadpool(still_may, request, Action.SEE):
+                return  # signed out, disabled or without a role; the page that is read next says so
         if not await pulse.wait(last, PULSE_S * 4):
             idle_s += PULSE_S * 4
             if idle_s >= KEEP_ALIVE_S:

@@ -115,6 +115,7 @@ class EventKind(StrEnum):
     RUNBOOK_WRITTEN = "runbook.written"
     RUNBOOK_REVIEWED = "runbook.reviewed"
     REPLAY_JUDGED = "replay.judged"
+    REVIEWS_CHANGED = "reviews.changed"  # a verdict, an edit or a withdrawal; of whom and which is not said
     STEP_DONE = "step.done"
     SCALES_PROFILED = "scales.profiled"
     CHECKPOINT_SAVED = "checkpoint.saved"

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import and_, func, insert, select, update
+from sqlalchemy import insert, select, text, update
 from sqlmodel import col
 
 from orchestrator import models as m
 from orchestrator.models.columns import now
 from orchestrator.store.base import Page, Repository, page
+from orchestrator.store.review_queue import UNREAD
 from stages.errors import ConfigError, StoreError
 
-VERDICTS = ("runbook.approve", "runbook.reject", "runbook.withdraw")
+_TOLD = (
+    "NOT (audit_log.action IN ('runbook.approve', 'runbook.reject', 'runbook.withdraw') AND audit_log.actor <> :blind_to "
+    f"AND {UNREAD.format(id='audit_log.object_id')})"
+)
 
 
 class Users(Repository):
@@ -120,7 +124,7 @@ class AuditTrail(Repository):
         before: int | None = None,
         limit: int = 100,
     ) -> Page[m.AuditLog]:
-        """Newest first. `blind_to`: a reviewer, who gets no verdict of others on a runbook that waits for the own one."""
+        """Newest first. `blind_to`: a reviewer, who gets none of the verdicts that are not for them yet."""
         query = select(m.AuditLog).order_by(col(m.AuditLog.id).desc()).limit(limit + 1)
         if actor is not None:
             query = query.where(col(m.AuditLog.actor) == actor)
@@ -131,7 +135,7 @@ class AuditTrail(Repository):
         if object_id is not None:
             query = query.where(col(m.AuditLog.object_id) == str(object_id))
         if blind_to is not None:
-            query = query.where(~_unread_verdict(blind_to))
+            query = query.where(text(_TOLD).bindparams(me=f"person:{blind_to}", blind_to=blind_to))
         if before is not None:
             query = query.where(col(m.AuditLog.id) < before)
         with self._session() as session:
@@ -140,23 +144,3 @@ class AuditTrail(Repository):
 
 def _words(roles: Sequence[m.Role]) -> list[str]:
     return sorted({m.Role(role).value for role in roles})
-
-
-def _unread_verdict(login: str) -> Any:
-    """The row is somebody else's verdict on a runbook that waits and on which `login` has no standing one."""
-    waits = (col(m.Runbook.id) == col(m.AuditLog.object_id), col(m.Runbook.state) == m.RunbookState.WAITING)
-    mine = (
-        select(col(m.Review.decision))
-        .where(
-            col(m.Review.runbook_id) == col(m.Runbook.id),
-            col(m.Review.revision) == col(m.Runbook.revision),
-            col(m.Review.reviewer) == f"person:{login}",
-        )
-        .order_by(col(m.Review.id).desc())
-        .limit(1)
-        .correlate(m.Runbook)
-        .scalar_subquery()
-    )
-    withdrawn = func.coalesce(mine, m.ReviewDecision.WITHDRAW) == m.ReviewDecision.WITHDRAW
-    waiting = select(col(m.Runbook.id)).where(*waits, withdrawn).correlate(m.AuditLog).exists()
-    return and_(col(m.AuditLog.action).in_(VERDICTS), col(m.AuditLog.actor) != login, waiting)

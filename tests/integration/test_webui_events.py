@@ -12,12 +12,15 @@ import httpx
 import pytest
 
 from orchestrator import models as m
+from orchestrator.embedded import postgres
 from orchestrator.persist import persist
 from orchestrator.store import Store
 from orchestrator.store.logs import NewLine
 from stages.domain import Phase
 from stages.records import Progress, StepDone
+from tests.conftest import TEMPLATE
 from tests.console_cycle import Seeded, seed_cycle
+from tests.console_people import cookie_for
 from tests.console_server import serving
 from webui.sse import message, signals
 
@@ -57,12 +60,21 @@ class Reader:
         assert not thread.is_alive(), f"only {self.got}"
 
 
-@pytest.fixture
-def running(store: Store, tmp_path: Path) -> Seeded:
-    return seed_cycle(store, tmp_path, until=2, running=True)
+@pytest.fixture(scope="module")
+def store(postgres_server: postgres.PostgresInfo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    url = postgres.ensure_database(postgres_server, "console_events", template=TEMPLATE)
+    opened = Store.open(url, tmp_path_factory.mktemp("events") / "artifacts")
+    yield opened
+    opened.close()
+    postgres.drop_database(postgres_server, "console_events")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def running(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Seeded:
+    return seed_cycle(store, tmp_path_factory.mktemp("cycle"), until=2, running=True)
+
+
+@pytest.fixture(scope="module")
 def base(store: Store) -> Iterator[str]:
     with serving(store, anonymous_roles="analyst") as address:  # the stream is what is tested, not who reads it
         yield address
@@ -128,6 +140,32 @@ def test_log_lines_are_pushed_as_escaped_content(store: Store, running: Seeded, 
     fresh = Reader(url)
     fresh.until(lambda got: len(got) >= 2, lambda: None)
     assert fresh.got[-1][2].count("<li") == 3
+
+
+def test_a_stream_ends_with_the_right_to_read_it(
+    store: Store, running: Seeded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else somebody who was shut out would go on reading the log until they close the page."""
+    monkeypatch.setattr("webui.sse.ASK_AGAIN_S", 0.1)
+    cookie = cookie_for(store, "ada")
+    with (
+        serving(store) as address,
+        httpx.stream("GET", f"{address}/events", cookies={cookie["name"]: cookie["value"]}, timeout=10) as answer,
+    ):
+        lines = answer.iter_lines()
+        assert next(lines) == ": open"
+        user = store.users.named("ada")
+        assert user is not None
+        store.sign_ins.end_all(user.id or 0)
+        progress(store, running, 9)
+        list(lines)  # it ends; else this waits until it times out
+
+
+def test_a_strange_last_id_is_no_error(base: str) -> None:
+    for given in ("\u00b2", "1.\u00b9", "x", "9" * 40):
+        headers = {"Last-Event-ID": given.encode("latin-1")}
+        with httpx.stream("GET", f"{base}/events?log_after=1&cycle=1", headers=headers, timeout=10) as answer:
+            assert answer.status_code == 200
 
 
 def test_a_burst_becomes_one_signal_each() -> None:

@@ -10,7 +10,7 @@ from orchestrator import models as m
 from orchestrator.review_look import Look
 from orchestrator.review_statistics import ReviewStatistics
 from orchestrator.store.review_queue import QueueRow
-from webui.contexts import Choice, Fact, PageContext
+from webui.contexts import Choice, Fact, LiveContext, PageContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class LastVerdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReviewsContext(PageContext):
+class ReviewsContext(LiveContext):
     template: ClassVar[str] = "reviews.html"
     rows: Sequence[QueueItem]
     filters: Sequence[tuple[str, Sequence[Choice]]]

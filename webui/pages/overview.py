@@ -112,7 +112,7 @@ def jump(request: Request, q: str = "") -> RedirectResponse:
     store, queries = store_of(request), queries_of(request)
     text = q.strip()
     number, _, name = text.partition("/")
-    if number.isdigit() and len(number) < 10:
+    if number.isdecimal() and len(number) < 10:
         if name and (found := store.checkpoints.named(int(number), name)):
             return RedirectResponse(urls.checkpoint(found.id), status_code=303)
         if queries.cycle(int(number)):

@@ -199,6 +199,7 @@ def _page(
     status: int = 200,
 ) -> HTMLResponse:
     store, decider = store_of(request), viewer.may(Action.DECIDE)
+    after_event = store.events.last_id()
     need = review_look.needs(store)
     rows = list(
         store.review_queue.rows(where, viewer.login, decider=decider, needs=need, after=position(after), limit=PAGE + 1)
@@ -214,6 +215,7 @@ def _page(
     context = ReviewsContext(
         title="Reviews",
         section="reviews",
+        events_after=after_event,
         rows=_items(store, shown),
         filters=[
             (

@@ -103,6 +103,8 @@
   });
 
   const start = () => {
+    // The list is not replaced under somebody's ticks: it says that it is old.
+    document.getElementById("live")?.addEventListener("rsi-reviews", () => { const news = $("#news"); if (news) news.hidden = false; });
     for (const finding of findings()) box(finding)?.addEventListener("change", refresh);
     refresh();
     if (location.hash.startsWith("#finding-")) { const f = $(location.hash); if (f?.dataset.finding) visit(f); }
