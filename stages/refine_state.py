@@ -122,7 +122,11 @@ def resumed(work_dir: Path, config: RPRConfig) -> tuple[RefineState, int]:
     if states:
         newest = max(states, key=lambda s: len(s.curve))
         return newest, len(newest.curve)
-    return RefineState.begin(config), 0
+    state = RefineState.begin(config)  # of checkpoints without a state beside them: an older version made them
+    complete = [i for i, step in enumerate(state.plan) if (step_folder(work_dir, step) / MANIFEST).exists()]
+    done = max(complete, default=-1) + 1
+    state.curve = [EVPoint(phase=phase, step=step, value=None) for phase, step in state.plan[:done]]
+    return state, done
 
 
 def forget(folder: Path) -> None:

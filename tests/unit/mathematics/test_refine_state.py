@@ -71,6 +71,19 @@ def test_what_is_resumed_belongs_to_the_newest_complete_checkpoint(tmp_path: Pat
     assert found.answered == 6
 
 
+def test_checkpoints_without_a_state_are_continued_too(tmp_path: Path) -> None:
+    for step in ((Phase.CALIBRATE, 4), (Phase.JOINT, 1)):
+        step_folder(tmp_path, step).mkdir(parents=True)
+        (step_folder(tmp_path, step) / MANIFEST).write_text("{}")
+    state, done = resumed(tmp_path, CONFIG)
+    assert done == len(state.curve) == 5
+    state.add(*state.plan[5], -1.0)
+    state.save(step_folder(tmp_path, state.plan[5]))
+    step_folder(tmp_path, state.plan[5]).mkdir()
+    (step_folder(tmp_path, state.plan[5]) / MANIFEST).write_text("{}")
+    assert resumed(tmp_path, CONFIG) == (state, 6)
+
+
 def test_scales_follow_the_batches_and_their_drift_is_measured_from_the_start() -> None:
     start = RewardModel(kind=RewardKind.FDR, scales=(FamilyScale(family="family-1", value=4.0, attempts=9),))
     config = RPRConfig.model_validate({"reward": {"online": True, "online_alpha": 0.5, "online_min_attempts": 3}})

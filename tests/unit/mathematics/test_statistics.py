@@ -118,6 +118,38 @@ def test_sign_test_is_mcnemar() -> None:
     assert s.sign_test_p(0, 0) is None
 
 
+@given(st.integers(0, 200), st.integers(0, 200))
+def test_sign_test_equals_scipy(improved: int, worsened: int) -> None:
+    got = s.sign_test_p(improved, worsened)
+    if improved + worsened == 0:
+        assert got is None
+    else:
+        assert got == pytest.approx(scipy_stats.binomtest(improved, improved + worsened).pvalue, rel=1e-9)
+
+
+@given(st.lists(st.sampled_from([0.0, 0.001, 0.01, 0.02, 0.04, 0.2, 1.0]), min_size=1, max_size=8))
+def test_holm_is_the_closed_test_of_bonferroni(p: list[float]) -> None:
+    """Holm is the closure of Bonferroni: p_i is the largest Bonferroni p over all subsets that hold i."""
+    subsets = [c for n in range(1, len(p) + 1) for c in itertools.combinations(range(len(p)), n)]
+    for i, got in enumerate(s.holm(p)):
+        want = max(min(1.0, len(c) * min(p[j] for j in c)) for c in subsets if i in c)
+        assert got == pytest.approx(want)
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=9), st.sampled_from([0.8, 0.95, 0.99]))
+def test_seeds_equal_scipys_t(values: list[float], level: float) -> None:
+    got = s.over_seeds(values, level=level)
+    if got.interval is None:
+        assert min(values) == max(values)
+        return
+    if np.std(values) < 1e-9:
+        return  # scipy itself warns of lost digits
+    want = scipy_stats.ttest_1samp(values, 0.0)
+    found = want.confidence_interval(level)
+    assert (got.interval.low, got.interval.high) == pytest.approx((found.low, found.high), abs=1e-9)
+    assert got.p_value == pytest.approx(want.pvalue, abs=1e-9)
+
+
 def test_holm_by_hand() -> None:
     assert s.holm([0.01, 0.04, None, 0.03]) == pytest.approx([0.03, 0.06, None, 0.06])
     assert s.holm([0.5, 0.6]) == [1.0, 1.0]
