@@ -26,9 +26,25 @@ def upgrade() -> None:
     op.create_index(
         "ix_trajectory_family_verdict", "trajectory", ["family", "stratum", "verdict", "end_reason", "seq"], unique=False
     )
+    op.create_index(
+        "ix_trajectory_task_unsolved",
+        "trajectory",
+        ["suite", "task_id", sa.text("n_sampled DESC"), "seq"],
+        unique=False,
+        postgresql_where=sa.text("NOT strict"),
+    )
+    op.create_index(
+        "ix_cycle_experiment",
+        "cycle",
+        [sa.text("(config ->> 'experiment') text_pattern_ops")],
+        unique=False,
+        postgresql_where=sa.text("config ->> 'experiment' IS NOT NULL"),
+    )
 
 
 def downgrade() -> None:
+    op.drop_index("ix_cycle_experiment", table_name="cycle")
+    op.drop_index("ix_trajectory_task_unsolved", table_name="trajectory")
     op.drop_index("ix_trajectory_family_verdict", table_name="trajectory")
     op.drop_index("ix_trajectory_suspicious", table_name="trajectory")
     op.drop_index("ix_audit_set_digest", table_name="audit")

@@ -27,7 +27,7 @@ def progress_of(store: Store, experiments: Sequence[m.Experiment]) -> list[Progr
     """One per experiment, in order."""
     ids = [e.id for e in experiments if e.id is not None]
     runs = store.experiments.runs(ids)
-    own = {e.name: store.experiments.cycle_states(e.name) for e in experiments}
+    own = store.experiments.cycle_states([e.name for e in experiments])
     linked = store.experiments.states_of([r.cycle_id for r in runs if r.cycle_id is not None])
     found = []
     for e in experiments:

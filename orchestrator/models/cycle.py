@@ -15,7 +15,14 @@ class Cycle(SQLModel, table=True):
     """One run of the loop from Base to the last checkpoint."""
 
     __tablename__ = "cycle"
-    __table_args__ = (sa.Index("ix_cycle_state", "state", sa.text("id DESC")),)
+    __table_args__ = (
+        sa.Index("ix_cycle_state", "state", sa.text("id DESC")),
+        sa.Index(  # cycles of an experiment, by the label that they carry
+            "ix_cycle_experiment",
+            sa.text("(config ->> 'experiment') text_pattern_ops"),
+            postgresql_where=sa.text("config ->> 'experiment' IS NOT NULL"),
+        ),
+    )
 
     id: int | None = Field(default=None, primary_key=True)
     name: str

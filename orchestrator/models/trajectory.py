@@ -78,6 +78,14 @@ class Trajectory(SQLModel, table=True):
             "seq",
             postgresql_where=sa.text("NOT strict"),
         ),
+        sa.Index(
+            "ix_trajectory_task_unsolved",
+            "suite",
+            "task_id",
+            sa.text("n_sampled DESC"),
+            "seq",
+            postgresql_where=sa.text("NOT strict"),
+        ),
         sa.Index("ix_trajectory_flagged", "seq", postgresql_where=sa.text("flags <> '[]'::jsonb")),
         sa.Index("ix_trajectory_suspicious", "seq", postgresql_where=sa.text("strict AND flags <> '[]'::jsonb")),
     )

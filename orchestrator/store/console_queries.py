@@ -12,6 +12,7 @@ from sqlalchemy import Select, func, or_, select
 from sqlmodel import col
 
 from orchestrator import models as m
+from orchestrator.memo import Memo
 from orchestrator.store.base import Page, Repository, page
 
 
@@ -132,20 +133,23 @@ class ConsoleQueries(Repository):
         if not cycle_ids and not checkpoint_ids:
             return []
         wanted = or_(col(m.Evaluation.cycle_id).in_(cycle_ids), col(m.Evaluation.checkpoint_id).in_(checkpoint_ids))
-        per_task = (
-            select(
-                col(m.EvaluationTask.evaluation_id),
-                func.array_agg(col(m.EvaluationTask.passed)),
-                func.array_agg(col(m.EvaluationTask.verdict_count)),
-            )
-            .join(m.Evaluation, col(m.Evaluation.id) == col(m.EvaluationTask.evaluation_id))
-            .where(wanted)
-            .group_by(col(m.EvaluationTask.evaluation_id))
-        )
         with self._session() as session:
             rows = session.execute(select(m.Evaluation).where(wanted).order_by(col(m.Evaluation.id))).scalars().all()
-            tasks = {i: (passed, of) for i, passed, of in session.execute(per_task).tuples()}
-        return [_score(row, *tasks.get(row.id, ((), ()))) for row in rows if row.id is not None]
+            keys = {row.id: (row.id, row.created_at) for row in rows if row.id is not None}
+            known = {i: found for i, key in keys.items() if (found := _INTERVALS.get(key)) is not None}
+            missing = [i for i in keys if i not in known]
+            own = m.EvaluationTask
+            per_task = select(
+                col(own.evaluation_id), func.array_agg(col(own.passed)), func.array_agg(col(own.verdict_count))
+            ).where(col(own.evaluation_id).in_(missing))
+            tasks: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
+            if missing:
+                grouped = session.execute(per_task.group_by(col(own.evaluation_id))).tuples()
+                tasks = {i: (passed, of) for i, passed, of in grouped}
+        for row in rows:
+            if row.id in missing:
+                known[row.id] = _INTERVALS.put(keys[row.id], _interval(row, *tasks.get(row.id, ((), ()))))
+        return [_score(row, known[row.id]) for row in rows if row.id is not None]
 
     def instruction(self, task_id: str, suite: str = "") -> str:
         """The public text of a task, empty when it is not stored. The newest version wins."""
@@ -240,10 +244,29 @@ def _kept(query: Select[Any], cycle_id: int | None, candidates: bool) -> Select[
     return query
 
 
-def _score(row: m.Evaluation, passed: Sequence[int], of: Sequence[int]) -> Score:
+@dataclass(frozen=True, slots=True)
+class _Interval:
+    low: float | None
+    high: float | None
+    method: str
+    n_tasks: int
+
+
+# Lists show hundreds of scores, whose intervals need every task's result: kept per state of an evaluation, which keeps its
+# id and gets a new time when it is measured again.
+_INTERVALS: Memo[_Interval] = Memo(20_000)
+
+
+def _interval(row: m.Evaluation, passed: Sequence[int], of: Sequence[int]) -> _Interval:
     from stages.statistics import clustered_wilson, wilson  # loads scipy, which a page without scores does not need
 
     found = clustered_wilson(np.asarray(passed), np.asarray(of)) if len(of) else wilson(row.passed, row.verdicts)
+    if found is None:
+        return _Interval(None, None, "", len(of))
+    return _Interval(found.low, found.high, found.method, len(of))
+
+
+def _score(row: m.Evaluation, interval: _Interval) -> Score:
     return Score(
         evaluation_id=row.id or 0,
         checkpoint_id=row.checkpoint_id,
@@ -252,13 +275,13 @@ def _score(row: m.Evaluation, passed: Sequence[int], of: Sequence[int]) -> Score
         suite=row.suite,
         suite_digest=row.suite_digest,
         k=row.k,
-        n_tasks=len(of),
+        n_tasks=interval.n_tasks,
         passed=row.passed,
         verdicts=row.verdicts,
         attempts=row.attempts,
-        low=found.low if found else None,
-        high=found.high if found else None,
-        method=found.method if found else "",
+        low=interval.low,
+        high=interval.high,
+        method=interval.method,
         turns=row.turns,
         tokens=row.tokens,
         settings=row.settings,

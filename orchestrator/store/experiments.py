@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from sqlalchemy import func, select, text, update
+from sqlalchemy import false, func, or_, select, text, update
 from sqlalchemy.dialects import postgresql as pg
 from sqlmodel import col
 
@@ -84,12 +84,18 @@ class Experiments(Repository):
         with self._session() as session:
             session.execute(query.values(cycle_id=cycle_id, error=error))
 
-    def cycle_states(self, name: str) -> Sequence[m.CycleState]:
-        """States of the cycles that were made for an experiment, shared prefixes included."""
+    def cycle_states(self, names: Sequence[str]) -> dict[str, list[m.CycleState]]:
+        """Experiment -> states of the cycles that were made for it, shared prefixes included."""
+        found: dict[str, list[m.CycleState]] = {name: [] for name in names}
         label = col(m.Cycle.config)["experiment"].astext
-        query = select(col(m.Cycle.state)).where(label.startswith(f"{name}/", autoescape=True))
+        own = or_(*(label.startswith(f"{name}/", autoescape=True) for name in names))
+        query = select(label, col(m.Cycle.state)).where(label.is_not(None), own if names else false())
         with self._session() as session:
-            return session.execute(query).scalars().all()
+            for made_for, state in session.execute(query).tuples():
+                for name in names:
+                    if made_for.startswith(f"{name}/"):
+                        found[name].append(state)
+        return found
 
     def states_of(self, cycle_ids: Sequence[int]) -> dict[int, m.CycleState]:
         """Cycle id -> its state."""
