@@ -116,6 +116,12 @@ def readable(store: Store, runbook_id: str, login: str) -> bool:
     return gate.closed(store, row) or f"{PERSON}{login}" in store.reviews.standing(row.id, row.revision)
 
 
+def evidence(finding: m.Finding, *, hidden: bool) -> str:
+    """What a finding matches; empty where that is hidden text and the person may not see it (`hidden`)."""
+    theirs = finding.evidence_source.startswith(("tests", "solution"))
+    return "" if theirs and not hidden else finding.evidence
+
+
 def look_at_hidden(store: Store, runbook_id: str, login: str) -> Mapping[str, str]:
     """Hidden tests and reference solution; the look is logged. Raises TaskError where this machine lacks them."""
     texts = hidden_texts(store, store.runbooks.get(runbook_id))

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from argon2 import PasswordHasher
 
+from orchestrator import passwords
 from orchestrator.embedded import postgres
 from orchestrator.store import Store, schema
 
@@ -25,6 +27,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("full"):
             item.add_marker(pytest.mark.skip(reason=f"long: runs with {FULL}=1"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cheap_passwords() -> Iterator[None]:
+    """argon2 with the least that it takes: tests check what is done with a hash, not that making one is expensive."""
+    mine, passwords._hasher = passwords._hasher, PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
+    yield
+    passwords._hasher = mine
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import insert, select, text, update
+from sqlalchemy import func, insert, select, text, update
 from sqlmodel import col
 
 from orchestrator import models as m
@@ -14,6 +14,7 @@ from orchestrator.store.base import Page, Repository, page
 from orchestrator.store.review_queue import UNREAD
 from stages.errors import ConfigError, StoreError
 
+ACTORS = frozenset({"cli", "demo", "experiment", "gate", "oidc", "rules", "unknown"})  # of the log, that are no people
 _TOLD = (
     "NOT (audit_log.action IN ('runbook.approve', 'runbook.reject', 'runbook.withdraw') AND audit_log.actor <> :blind_to "
     f"AND {UNREAD.format(id='audit_log.object_id')})"
@@ -24,11 +25,15 @@ class Users(Repository):
     def add(
         self, login: str, roles: Sequence[m.Role], *, name: str = "", email: str = "", password_hash: str | None = None
     ) -> m.User:
-        """Raises ConfigError when the login is taken or no name for a URL."""
+        """Raises ConfigError when the login is taken, in whatever case, or no name for a URL.
+
+        `Ada` beside `ada` would be two reviewers, and a person called `gate` would look like ours in the audit log.
+        """
         if not login or not login.replace("-", "").replace("_", "").replace(".", "").isalnum():
             raise ConfigError(f"{login!r} is no login: use letters, digits, '.', '-' and '_'.")
         with self._session() as session:
-            if self.named(login) is not None:
+            same = select(col(m.User.id)).where(func.lower(col(m.User.login)) == login.lower())
+            if login.lower() in ACTORS or session.execute(same).first() is not None:
                 raise ConfigError(f"The login {login} is taken. Choose another one.")
             user = m.User(
                 login=login, name=name or login, email=email, roles=_words(roles), password_hash=password_hash

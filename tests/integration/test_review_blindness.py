@@ -9,6 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from orchestrator import known_leaks, review_look, reviewing, revising, workers
+from orchestrator import models as m
 from orchestrator.embedded import postgres
 from orchestrator.finished import StoredPhases
 from orchestrator.gate import policy_of
@@ -171,6 +172,14 @@ def test_counts_and_the_audit_log_tell_no_verdict_before_the_own_one(gate: Gate)
     reviewing.undo(store, book, "bob")
     assert "ada runbook.reject" not in told()[1]  # blind again
     assert not review_look.readable(store, book, "bob")
+
+
+def test_what_a_finding_matches_in_hidden_files_is_for_those_who_may_see_them() -> None:
+    finding = m.Finding(evidence="42", evidence_source="tests/test.sh:3")
+    assert review_look.evidence(finding, hidden=False) == ""
+    assert review_look.evidence(finding, hidden=True) == "42"
+    finding.evidence_source = "turn 3"
+    assert review_look.evidence(finding, hidden=False) == "42"
 
 
 def test_no_other_way_in_sees_more(gate: Gate) -> None:

@@ -35,10 +35,12 @@ def test_people_by_command(rsi: Rsi, store: Store) -> None:
     assert "Nobody yet" in rsi("list")
     assert "at least 8 are needed" in rsi("add", "ada", typed="short\n")
     assert "king" in rsi("add", "ada", "--role", "king", typed="long enough\n")
+    assert "The login gate is taken" in rsi("add", "gate", typed="long enough\n")  # the audit log's own word
     assert "Added ada (lead, reviewer)" in rsi(
         "add", "ada", "--role", "lead", "--role", "reviewer", typed="long enough\n"
     )
-    assert "taken" in rsi("add", "ada", typed="long enough\n")
+    for same in ("ada", "Ada"):
+        assert "taken" in rsi("add", same, typed="long enough\n")
     added = rsi("add", "bob", "--name", "Bob", "--link")
     found = re.search(r"http://127\.0\.0\.1:8400/sign-in/link\?key=(\S+)", added)
     assert found is not None

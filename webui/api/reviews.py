@@ -134,7 +134,9 @@ class Decide(Body):
 
 
 class DecideOutcome(Shape):
-    state: Literal["pending", "approved", "rejected"] | None = Field(description="of its gate; null for a known leak, which no gate counts")
+    state: Literal["pending", "approved", "rejected"] | None = Field(
+        description="of its gate; null for a known leak, which no gate counts"
+    )
     waiting: int = Field(description="runbooks of the stage that still need people")
     open: bool
     planted: Planted | None
@@ -332,7 +334,11 @@ def _runbook(request: Request, runbook_id: str, viewer: Viewer) -> Runbook:
     found = {
         "lines": book.lines,
         "findings": [
-            FindingOf(**{n: getattr(f, n) for n in FindingOf.model_fields if n != "seen"}, seen=f.id in look.seen)
+            FindingOf(
+                **{n: getattr(f, n) for n in FindingOf.model_fields if n not in ("seen", "evidence")},
+                evidence=review_look.evidence(f, hidden=viewer.may(Action.SEE_HIDDEN)),
+                seen=f.id in look.seen,
+            )
             for f in look.findings
         ],
         # of the gate it is shown at, not of its row: a known leak's row belongs to none, and that would betray it

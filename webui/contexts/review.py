@@ -76,6 +76,7 @@ class LineView:
 class FindingView:
     number: int  # from 1
     row: m.Finding
+    evidence: str  # empty where the viewer may not see it
     seen: bool
     dismissal: str  # what was typed before the form came back
 

@@ -88,7 +88,13 @@ def show(
         instruction=queries_of(request).instruction(book.task_id, row.suite if row else ""),
         lines=_lines(book, look.findings),
         findings=[
-            FindingView(number=i, row=f, seen=f.id in look.seen, dismissal=typed.dismissals.get(f.id or 0, ""))
+            FindingView(
+                number=i,
+                row=f,
+                evidence=review_look.evidence(f, hidden=viewer.may(Action.SEE_HIDDEN)),
+                seen=f.id in look.seen,
+                dismissal=typed.dismissals.get(f.id or 0, ""),
+            )
             for i, f in enumerate(look.findings, start=1)
         ],
         turns=[TurnRun(cited=cited, turns=list(run)) for cited, run in groupby(turns, lambda t: bool(t.cited_by))],
