@@ -1,11 +1,16 @@
 """The services, for real: one installation in a temporary home, brought up once for this module."""
 
+import asyncio
 import json
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import httpx
 import psutil
@@ -19,6 +24,7 @@ from orchestrator.reconcile import reconcile, running_flows
 from orchestrator.settings import Settings
 from orchestrator.store import Store
 from orchestrator.workers import FlowState
+from stages.errors import ConfigError, ServiceError
 from tests.integration.services_kit import (
     LONG,
     OTHER_INSTALLATIONS,
@@ -170,3 +176,56 @@ def test_a_worker_of_the_other_pool_in_the_foreground(installation: Settings) ->
     unknown = rsi(installation, "worker", "--pool", "tpu")
     assert unknown.returncode == 2
     assert "cpu, gpu" in unknown.stderr
+
+
+def test_the_kubernetes_pool_registers_and_its_pod_command_runs_the_flow(
+    installation: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What the dispatcher would put into a pod, rendered by prefect-kubernetes, run here as a plain process."""
+    pool = "pods"
+    (tmp_path / f"{pool}.json").write_bytes((ROOT / "infra/kubernetes/pool/cpu.json").read_bytes())
+    monkeypatch.setenv("RSI_PREFECT_JOB_TEMPLATES", str(tmp_path))
+    monkeypatch.setattr(prefect_server, "POOLS", (pool,))
+    deployment = replace(STUB, name="pod", pool=pool)
+    for _ in range(2):
+        prefect_server.register(installation, (deployment,))
+    flow_run_id = workers.submit_cycle(9, settings=installation, deployment=deployment)
+
+    container = asyncio.run(_container_of(flow_run_id, installation))
+    variables = {entry["name"]: entry["value"] for entry in container["env"]}
+    server = prefect_server.client_environment(installation)
+    subprocess.run(
+        [sys.executable, *container["args"][1:]],
+        cwd=ROOT,
+        check=True,
+        timeout=120,
+        env=environment(installation, server | variables | {"PYTHONPATH": str(ROOT)}),
+    )
+    assert workers.flow_run(flow_run_id, settings=installation).state is FlowState.COMPLETED
+
+    monkeypatch.setattr(prefect_server, "POOLS", ("cpu",))  # a process pool, which has to stay one
+    (tmp_path / "cpu.json").write_text("{}")
+    with pytest.raises(ServiceError, match="prefect work-pool delete cpu"):
+        prefect_server.register(installation, ())
+    (tmp_path / "cpu.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"cpu\.json cannot be read as JSON"):
+        prefect_server.register(installation, ())
+
+
+async def _container_of(flow_run_id: str, settings: Settings) -> dict[str, Any]:
+    from prefect.client.orchestration import PrefectClient
+    from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
+
+    url, auth = prefect_server.api_url(settings), prefect_server.auth_string(settings)
+    async with PrefectClient(url, auth_string=auth) as client:
+        flow_run = await client.read_flow_run(UUID(flow_run_id))
+        assert flow_run.deployment_id is not None
+        deployment = await client.read_deployment(flow_run.deployment_id)
+        pool = await client.read_work_pool(deployment.work_pool_name or "")
+        assert pool.type == "kubernetes"
+        configuration = await KubernetesWorkerJobConfiguration.from_template_and_values(
+            pool.base_job_template, deployment.job_variables, client=client
+        )
+        configuration.prepare_for_flow_run(flow_run, deployment, work_pool=pool)
+    (container,) = configuration.job_manifest["spec"]["template"]["spec"]["containers"]
+    return dict(container)

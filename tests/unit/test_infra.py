@@ -26,6 +26,7 @@ from typer.main import get_command
 from orchestrator.cli import app
 from orchestrator.embedded import prefect_server
 from orchestrator.embedded.prefect_server import PrefectSettings
+from orchestrator.embedded.processes import FLOW_PROCESS
 from orchestrator.settings import Settings
 
 INFRA = Path(__file__).resolve().parents[2] / "infra"
@@ -259,7 +260,7 @@ def test_job_template_makes_a_pod_for_each_flow_run(monkeypatch: pytest.MonkeyPa
     configuration.prepare_for_flow_run(flow_run)
     job = configuration.job_manifest
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert container["args"] == ["prefect", "flow-run", "execute"]
+    assert container["args"] == ["python", "-m", FLOW_PROCESS]
     assert {"name": "PREFECT__FLOW_RUN_ID", "value": str(flow_run.id)} in container["env"]
     assert job["metadata"]["namespace"] == "rsi"
     for field in ("parallelism", "completions"):  # prefect-kubernetes demands them where Kubernetes ignores them
