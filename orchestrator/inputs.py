@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from dataclasses import dataclass
 from importlib import resources
@@ -146,20 +147,58 @@ def register_suites(store: Store, suites: Suites) -> None:
 
 
 def open_backends(config: CycleConfig, model: Path) -> Backends:
-    """The embedded default: torch sampler and learner, bubblewrap. Raises ConfigError as `refuse_unsupported`."""
+    """Sampler and learner as the recipe names them, bubblewrap. Raises ConfigError as `refuse_unsupported`."""
     refuse_unsupported(config)
     if config.uses_harness("terminus2") and shutil.which("tmux", path="/usr/bin:/bin") is None:
         raise ConfigError("the harness terminus2 needs tmux on this machine: install it, or set rollout.harness=shell")
     from stages.backends.learner.build import build_learner
-    from stages.backends.sampler.embedded import EmbeddedSampler
     from stages.backends.sandbox.bubblewrap import BubblewrapBackend
 
     known, default = for_sandboxes(Settings())
     return Backends(
-        sampler=EmbeddedSampler(model, weight_version="Base", num_threads=config.rollout.sampler_threads),
+        sampler=open_sampler(config, model, Settings()),
         learner=build_learner(config.learner, seed=config.seed),
         sandbox=BubblewrapBackend(rootfs=known, default_rootfs=default),
     )
+
+
+def open_sampler(config: CycleConfig, model: Path, settings: Settings) -> Sampler:
+    """The embedded sampler, or a client of SGLang servers, which asks them nothing before it is used.
+
+    Raises ConfigError when the recipe wants servers and none is named.
+    """
+    if config.sampler.backend == "embedded":
+        from stages.backends.sampler.embedded import EmbeddedSampler
+
+        return EmbeddedSampler(model, weight_version="Base", num_threads=config.rollout.sampler_threads)
+    refuse_without_servers(config, settings)
+    from stages.backends.sampler.publish import PublishedWeights
+    from stages.backends.sampler.sglang import SGLangSampler
+
+    url = settings.sglang_weights_url
+    return SGLangSampler(
+        settings.sglang_servers,
+        model_path=model,
+        timeout_s=config.sampler.timeout_s,
+        update_timeout_s=config.sampler.timeout_s,
+        # only evaluations truncate, and they take no ratio: local steps sample at temperature 1 and top-p 1 (spec §5)
+        truncated="plain",
+        need_routes=config.learner.use_rollout_routing_replay,
+        owner=secrets.token_hex(4),
+        remote_path=PublishedWeights(url, settings.sglang_weights_path) if url else str,
+    )
+
+
+def refuse_without_servers(config: CycleConfig, settings: Settings) -> None:
+    """Raises ConfigError when the recipe samples on SGLang servers and RSI_SGLANG_URLS names none, or no http address."""
+    if config.sampler.backend != "sglang":
+        return
+    wrong = [u for u in settings.sglang_servers if not u.startswith(("http://", "https://"))]
+    if wrong or not settings.sglang_servers:
+        raise ConfigError(
+            f'sampler.backend = "sglang" and RSI_SGLANG_URLS is {settings.sglang_urls!r}: name the servers as'
+            ' http://host:port, with commas, where the worker runs; or set sampler.backend = "embedded"'
+        )
 
 
 def open_model(folder: Path) -> tuple[Sampler, Chat]:

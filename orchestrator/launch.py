@@ -25,6 +25,14 @@ from stages.errors import ServiceError
 
 DISTRIBUTION = "terminal-rsi"
 CLOCKED = "the terminus2 harness waits by the clock: what a screen shows depends on the machine"
+SERVED = "its SGLang servers batch by the clock: what is sampled depends on the machines"
+
+
+def _timing(config: CycleConfig) -> str:
+    """Why equal digests cannot be promised for this recipe; empty: they can."""
+    if config.sampler.backend == "sglang":
+        return SERVED
+    return CLOCKED if config.uses_harness("terminus2") else ""
 
 
 class NotStarted(ServiceError):
@@ -98,7 +106,7 @@ def create_cycle(store: Store, config: CycleConfig, *, actor: str, cloned_from: 
                 environment=_environment(config),
                 estimate=predict(store, config, like=cloned_from).values(),
                 created_by=actor,
-                digest_claim_void=CLOCKED if config.uses_harness("terminus2") else "",
+                digest_claim_void=_timing(config),
             )
         )
         assert cycle.id is not None

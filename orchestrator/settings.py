@@ -30,6 +30,9 @@ class Settings(BaseSettings):
     oidc_client_secret_file: Path | None = None  # None: a public client, PKCE alone
     oidc_role_claim: str = "groups"  # claim of the ID token that holds a list of words
     oidc_roles: str = ""  # word of that claim = role, with commas: "rsi-admins=admin,research=lead,research=analyst"
+    sglang_urls: str = ""  # servers of recipes with sampler.backend = "sglang": "http://a:30000,http://b:30000"
+    sglang_weights_url: str = ""  # folder or fsspec URL where weights are put for them; empty: they see our folders
+    sglang_weights_path: str = ""  # where they have that mounted; empty: under the same path
     prefect_port: int = Field(default=4310, ge=1, le=65535)
     webhook_url: str = ""  # notices are sent there (`orchestrator.webhooks`); empty: nowhere
     webhook_secret_file: Path = Path("secrets/webhook")  # signs them; relative to `home`
@@ -52,6 +55,10 @@ class Settings(BaseSettings):
     def artifacts(self) -> str:
         """URL of the artifact store."""
         return self.artifact_url or str(self.home / "artifacts")
+
+    @property
+    def sglang_servers(self) -> tuple[str, ...]:
+        return tuple(url.strip() for url in self.sglang_urls.split(",") if url.strip())
 
     @property
     def secret_path(self) -> Path:

@@ -56,6 +56,13 @@ class RolloutConfig(Strict):
         return int(n) if rule == "accumulated" else min(self.max_context_tokens, context_len) - int(n) + 1
 
 
+class SamplerConfig(Strict):
+    """Who samples. Where SGLang servers are is no part of a recipe: `RSI_SGLANG_URLS` (see `orchestrator.settings`)."""
+
+    backend: Literal["embedded", "sglang"] = "embedded"
+    timeout_s: float = Field(default=1800.0, gt=0)  # sglang: longest wait for one answer, and for one update of weights
+
+
 class TaskDraw(Strict):
     """How tasks are drawn from the pool. Weights are relative; a stratum without a weight is not drawn."""
 
@@ -318,6 +325,7 @@ class CycleConfig(Strict):
     reported_suites: tuple[str, ...] = ("embedded:heldout-names", "embedded:heldout-combinations")
     reported_size: PositiveInt = 40  # embedded suites only
     rollout: RolloutConfig = RolloutConfig()
+    sampler: SamplerConfig = SamplerConfig()
     learner: LearnerConfig = LearnerConfig()
     rsr: tuple[RSRConfig, ...] = (RSRConfig(),)  # round r uses entry min(r, last)
     rpr: tuple[RPRConfig, ...] = (RPRConfig(),)

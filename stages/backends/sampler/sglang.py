@@ -14,6 +14,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -45,7 +46,9 @@ class SGLangSampler:
     `model_path`: the folder whose architecture the servers must have (config only). `truncated` says what a request with
     top_p < 1 or top_k gets: "mask" log-probs over its sampling support beside the full ones, "refuse" an error (training),
     "plain" the full ones only, which are biased as behaviour log-probs (evaluation). `remote_path` maps a checkpoint folder
-    to the name under which the servers see it.
+    to the name under which the servers see it, and may copy it there. `need_routes`: a mixture of experts is refused on
+    servers that do not return its routes. `owner`: a word that only this client puts behind the versions which it gives to
+    the servers, so that two clients which update the same servers cannot take each other's answers for their own.
     """
 
     def __init__(
@@ -58,6 +61,8 @@ class SGLangSampler:
         timeout_s: float = 1800.0,
         update_timeout_s: float = 1800.0,
         remote_path: Callable[[Path], str] = str,
+        need_routes: bool = False,
+        owner: str = "",
     ) -> None:
         if not urls:
             raise SamplerError("no SGLang server was given; pass at least one address such as http://host:30000")
@@ -70,7 +75,9 @@ class SGLangSampler:
         self.seeds_honoured = False
         self.resent = 0  # requests that were sent again after a server died or paused
         self._truncated = truncated
-        self._remote_path = remote_path
+        self._remote_path, self._need_routes = remote_path, need_routes
+        self._owner = f"@{owner}" if owner else ""
+        self._served = ""  # the version as servers and answers name it
         self._client = httpx.AsyncClient(
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
             verify=any(url.startswith("https") for url in urls),  # certificates take 0.1 s to load
@@ -98,8 +105,13 @@ class SGLangSampler:
             versions = {str(s.info.get("weight_version")) for s in alive}
             if len(versions) > 1:
                 raise SamplerError(f"the servers hold different weights {sorted(versions)}; update or restart them")
-            self.weight_version = versions.pop()
+            self.weight_version = self._served = versions.pop()
             self.is_moe = bool(self._shape.experts) and all(s.info.get("enable_return_routed_experts") for s in alive)
+            if self._shape.experts and self._need_routes and not self.is_moe:
+                raise SamplerError(
+                    "this mixture of experts is trained with the sampler's routes (spec §6.2): start every server with"
+                    " --enable-return-routed-experts, or set learner.use_rollout_routing_replay = false"
+                )
             self.seeds_honoured = all(bool(s.info.get("enable_deterministic_inference")) for s in alive)
             self._mask_top_k = min(int(s.info.get("sampling_mask_max_tokens") or 4096) for s in alive)
             for s in alive:
@@ -134,13 +146,13 @@ class SGLangSampler:
         """
         await self.start()
         self._check_folder(model_path)
+        where = await asyncio.to_thread(self._remote_path, model_path)
         self._open.clear()
         try:
             self._epoch += 1
             targets = await self._targets()
-            where = self._remote_path(model_path)
             results = await asyncio.gather(
-                *(self._update_one(s, where, weight_version) for s in targets), return_exceptions=True
+                *(self._update_one(s, where, weight_version + self._owner) for s in targets), return_exceptions=True
             )
             failed = {s: r for s, r in zip(targets, results, strict=True) if isinstance(r, BaseException)}
             for error in failed.values():
@@ -153,7 +165,7 @@ class SGLangSampler:
             for server, error in failed.items():
                 self._remove(server, f"update to {weight_version}: {error}")
             self._alive()
-            self.weight_version = weight_version
+            self.weight_version, self._served = weight_version, weight_version + self._owner
         finally:
             self._open.set()
 
@@ -182,7 +194,7 @@ class SGLangSampler:
         deaths = 0
         while True:
             await self._open.wait()
-            epoch, expected = self._epoch, self.weight_version
+            epoch, expected, version = self._epoch, self._served, self.weight_version
             server = self._choose(request.rid)
             masked = self._truncated == "mask" and is_truncated(request)
             wire_rid = uuid.uuid4().hex  # fixed length: the server aborts by prefix
@@ -211,7 +223,7 @@ class SGLangSampler:
                     f"answer to {request.rid} was sampled by weight version {answer.weight_version!r}, expected"
                     f" {expected!r}; another process updates {server.url}"
                 )
-            return answer
+            return replace(answer, weight_version=version)
 
     def _choose(self, rid: str) -> Server:
         home = self._home.get(rid)
