@@ -84,6 +84,7 @@ class ChatEndpoint:
             raise SamplerError(f"{self.where}: the answer has no choices[0].message.content") from error
         if not isinstance(text, str):
             raise SamplerError(f"{self.where}: the answer's content is no text (finish_reason {reason!r})")
+        text = text.encode("utf-8", "replace").decode()  # half a surrogate pair can be neither run nor logged
         usage = answer.get("usage")
         tokens = usage.get("total_tokens") if isinstance(usage, Mapping) else None
         return Reply(text=text, cut=reason == "length", tokens=tokens if isinstance(tokens, int) else None)

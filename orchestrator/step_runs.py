@@ -110,7 +110,7 @@ async def _step(step: StepTask, agent: Agent, sandbox: LoggedSandbox, *, first: 
         result = await sandbox.run_solution(step.task)
         end, turns = EndReason.TIME_LIMIT if result.timed_out else EndReason.DONE, 0
     else:
-        end, turns = await agent.act(sandbox, step.task)
+        end, turns = await _act(agent, sandbox, step.task, first=first)
     sandbox.log.note(f"the agent ended: {end}")
     report = await sandbox.check(step.task)
     return StepOutcome(
@@ -124,6 +124,17 @@ async def _step(step: StepTask, agent: Agent, sandbox: LoggedSandbox, *, first: 
         error="" if report.verdict.counts else report.log.strip()[-1000:],
         duration_s=time.monotonic() - began,
     )
+
+
+async def _act(agent: Agent, sandbox: LoggedSandbox, task: Task, *, first: bool) -> tuple[EndReason, int]:
+    try:
+        return await agent.act(sandbox, task)
+    except SandboxError as error:
+        if first or (await sandbox.run("(true)", timeout_s=SETUP_S)).exit_code is None:
+            raise
+        # a sandbox that answers, in which a harness could start before: what the agent did there keeps it from starting now
+        sandbox.log.note(f"the agent could not act: {error}")
+        return EndReason.DONE, 0
 
 
 async def _prepare(step: StepTask, sandbox: LoggedSandbox, *, first: bool) -> str:

@@ -8,6 +8,7 @@ waves are in flight at once: while one is decoded, the shells of another run.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -27,6 +28,7 @@ __all__ = ["AttemptSpec", "run_attempts"]
 
 SPAWNS = 16  # sandboxes being started, or verified, at one moment: more only makes each of them late
 OPEN_LIMIT_S = 600.0  # an image may have to be built
+VERIFIER_ROUNDS = 8  # time limits of a verifier: its own, those that it waits for, and the one on a pristine image
 
 
 def run_attempts(
@@ -245,7 +247,11 @@ class _WaveRunner:
             return VerifierReport(verdict=Verdict.NONE)
         if attempt.end is EndReason.ERROR or attempt.sandbox is None:
             return VerifierReport(verdict=Verdict.INFRA_ERROR, log=attempt.error)
-        limit = attempt.spec.task.verifier_timeout_s + LIVENESS_GRACE_S
+        task = attempt.spec.task
+        # a verifier that an agent made hang ends by its own limit, and a pristine image is asked whose fault it was, after its
+        # solution: that must not be cut short, or it would be masked
+        asking = OPEN_LIMIT_S + task.agent_timeout_s
+        limit = VERIFIER_ROUNDS * task.verifier_timeout_s + asking + LIVENESS_GRACE_S
         async with self._spawning:
             started = time.monotonic()
             try:
@@ -253,5 +259,6 @@ class _WaveRunner:
             except (SandboxError, TimeoutError) as error:
                 return VerifierReport(verdict=Verdict.INFRA_ERROR, log=str(error) or "the verifier did not answer")
             attempt.sandbox_s += time.monotonic() - started
-            await attempt.sandbox.close()
+            with contextlib.suppress(SandboxError):  # there is a verdict; what stays, the backend removes at its end
+                await attempt.sandbox.close()
         return report

@@ -208,7 +208,16 @@ def test_docker_goes_with_its_process(tmp_path: Path, docker_url: str, how: str)
         else:
             process.kill()
     if how != "Ctrl-C":
-        until(lambda: of(process.pid)[0] == [])  # its main process read the end of its input
+        # its main process read the end of its input
+        until(
+            lambda: (
+                not any(
+                    c.status == "running"
+                    for c in client.containers.list(filters={"label": LABEL})
+                    if f":{process.pid}:" in c.labels[LABEL]
+                )
+            )
+        )
         backend = DockerBackend(image="prepared", base_url=docker_url)
         asyncio.run(backend.start())  # sweeps
         asyncio.run(backend.aclose())

@@ -16,10 +16,10 @@ from typing import Any
 from stages.backends.sandbox import kernel
 from stages.backends.sandbox.capture import Capture
 from stages.backends.sandbox.cgroups import Cgroups, Group
-from stages.backends.sandbox.channel import Channel
-from stages.backends.sandbox.conversation import Outcome, command_line
+from stages.backends.sandbox.channel import LOG_BYTES, MAX_RESULT_BYTES, RESULT_FILES, Channel
+from stages.backends.sandbox.conversation import NoShell, Outcome, command_line
 from stages.backends.sandbox.environment import AGENT_ENV, script_env
-from stages.backends.sandbox.evidence import ResultWatch, find_forbidden_links, find_planted
+from stages.backends.sandbox.evidence import ResultWatch, Search
 from stages.backends.sandbox.fork import copy_tree, standing_still
 from stages.backends.sandbox.layout import UPPER, jail_options, overlaid
 from stages.backends.sandbox.shell import Shell
@@ -27,9 +27,6 @@ from stages.backends.sandbox.spawn import COMMAND_FD, REPORT_FD, Jail, Reaper
 from stages.backends.sandbox.world import ROOTFS, UNREADABLE_BASH, AttemptWorld, Undertaker, tools_of
 
 _LOGS_MB = 16
-_RESULTS = ("ctrf.json", "reward.json", "reward.txt")
-_MAX_RESULT_BYTES = 4 << 20
-_LOG_BYTES = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +127,7 @@ class Attempt:
         """Workspace and shell. Raises RuntimeError when it was closed before (a cancelled `open`), OSError from bwrap."""
         if self._closed:
             raise RuntimeError("the sandbox was closed before it was open")
-        spec = self._spec
-        self._group = self._cgroups.group(
-            self._name, memory_mb=spec["memory_mb"], pids=spec["pids"] + 8, cpus=spec["cpus"]
-        )
+        self._group = self._new_group()
         with self._world:
             for path in ("/ws/work", "/ws/home", "/ws/tmp"):
                 os.mkdir(path, 0o755)
@@ -163,9 +157,6 @@ class Attempt:
         Answers why it cannot be copied, empty when it was: what an agent made so that no verifier can look at it is its fault.
         """
         self._agent_over = True
-        self._group = self._cgroups.group(
-            self._name, memory_mb=self._spec["memory_mb"], pids=self._spec["pids"] + 8, cpus=self._spec["cpus"]
-        )
         async with other._lock:
             source, target = other._workspace(), self._workspace()
             try:
@@ -200,16 +191,19 @@ class Attempt:
             await self._end_agent()
             bundle = bundle or self._bundle
             began = time.monotonic()
-            evidence = self._evidence()
+            evidence = await self._evidence()
+            group = self._new_group("v")
             results_fd = self._fresh_logs()
-            capture, channel, watch = Capture(_LOG_BYTES), Channel(), ResultWatch(f"/proc/self/fd/{results_fd}")
+            capture, channel, watch = Capture(LOG_BYTES), Channel(), ResultWatch(f"/proc/self/fd/{results_fd}")
             try:
-                code = await self._run_script(bundle, kind, timeout_s, capture, channel)
-                results = [_read_plain(results_fd, name) for name in _RESULTS]
+                code = await self._run_script(bundle, kind, timeout_s, capture, channel, group)
+                results = [_read_plain(results_fd, name) for name in RESULT_FILES]
             finally:
                 os.close(results_fd)
                 said = channel.finish()
                 rewritten = watch.finish()
+                if group is not None:
+                    group.close()
             intact = tree_digest(f"{bundle.root}/{kind}") == bundle.digests[kind]
             log, _ = capture.result()
             head = {
@@ -217,11 +211,10 @@ class Attempt:
                 "log": len(log),
                 "channel": len(said),
                 "nonces": channel.nonces,
-                "results": {n: r if isinstance(r, str) else len(r) for n, r in zip(_RESULTS, results, strict=True)},
+                "results": {n: r if isinstance(r, str) else len(r) for n, r in zip(RESULT_FILES, results, strict=True)},
                 "rewritten": rewritten,
                 **evidence,
                 "intact": intact,
-                "oom_kills": self._group.oom_kills() if self._group else 0,
                 "duration_s": time.monotonic() - began,
             }
             return head, b"".join((log, said, *(r for r in results if isinstance(r, bytes))))
@@ -236,16 +229,26 @@ class Attempt:
             self._group.close()
             self._group = None
 
-    def _evidence(self) -> dict[str, list[str]]:
+    async def _evidence(self) -> dict[str, list[str]]:
         """Files and links of the agent's making that only make sense against a verifier."""
         given = {f"{self._spec['workdir']}/{path}" for path, _, _ in self._bundle.files}
         roots = {"/ws/work": self._spec["workdir"], "/ws/home": "/root", "/ws/tmp": "/tmp"}
         roots |= {f"{UPPER}/{name}/up": f"/{name}" for name in self._overlaid}
-        with self._world:
-            planted, links = find_planted(roots), find_forbidden_links(roots)
-        return {"planted": [p for p in planted if p not in given], "links": links}
+        search, more = Search(roots, given), True
+        while more:
+            with self._world:
+                more = search.go_on(2000)
+            await asyncio.sleep(0)  # other attempts go on
+        return {"planted": search.planted, "links": search.links}
 
     # ------------------------------------------------------------------ jails
+
+    def _new_group(self, part: str = "") -> Group | None:
+        """Limits of the agent; of a script its own: the agent's files count against the agent's memory, and may fill it."""
+        spec = self._spec
+        return self._cgroups.group(
+            self._name + part, memory_mb=spec["memory_mb"], pids=spec["pids"] + 8, cpus=spec["cpus"]
+        )
 
     async def _end_agent(self) -> None:
         self._agent_over = True
@@ -254,6 +257,8 @@ class Attempt:
             self._shell = None
 
     def _start_agent(self, output: int, command_in: int, report_out: int) -> Jail:
+        if self._group and self._group.is_full():  # whoever starts something there, we too, may be ended by the kernel
+            raise NoShell("the files of this sandbox fill its memory limit")
         limits = f"ulimit -n 1024; ulimit -u {self._spec['pids']}"  # processes: of the whole jail, it has its own user namespace
         if not self._group or "memory" not in self._cgroups.available:
             limits += f"; ulimit -d {self._spec['memory_mb'] * 1024}"  # per process; all that a normal user can have
@@ -285,7 +290,7 @@ class Attempt:
             return os.open("/vlogs/verifier", os.O_RDONLY | os.O_DIRECTORY)
 
     async def _run_script(
-        self, bundle: Bundle, kind: str, timeout_s: float, capture: Capture, channel: Channel
+        self, bundle: Bundle, kind: str, timeout_s: float, capture: Capture, channel: Channel, group: Group | None
     ) -> int | None:
         loop = asyncio.get_running_loop()
         out_r, out_w = os.pipe()
@@ -305,7 +310,7 @@ class Attempt:
                 output_fd=out_w,
                 seccomp_fd=self._filters[False],
                 fds=channel.fds,
-                group=self._group,
+                group=group,
             )
         finally:
             os.close(out_w)
@@ -346,8 +351,8 @@ def _read_plain(folder_fd: int, name: str) -> bytes | str:
         return "strange"
     try:
         info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or info.st_size > _MAX_RESULT_BYTES:
+        if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_RESULT_BYTES:
             return "strange"
-        return os.read(fd, _MAX_RESULT_BYTES)
+        return os.read(fd, MAX_RESULT_BYTES)
     finally:
         os.close(fd)

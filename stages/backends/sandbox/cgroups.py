@@ -117,15 +117,14 @@ class Group:
                     with contextlib.suppress(FileNotFoundError):  # swap accounting may be off
                         self._write(h, file, str(value))
 
-    def oom_kills(self) -> int:
-        """How many processes the memory limit has ended."""
+    def is_full(self) -> bool:
+        """Whether files (of a tmpfs) alone come within 2 MiB of the memory limit: no process can be born then."""
         for h in self._hierarchies:
             if "memory" in h.kinds:
-                file = "memory.oom_control" if h.version == 1 else "memory.events"
-                for line in self._read(h, file).splitlines():
-                    if line.startswith("oom_kill "):
-                        return int(line.split()[1])
-        return 0
+                limit = self._read(h, "memory.limit_in_bytes" if h.version == 1 else "memory.max").strip()
+                rows = dict(line.split(" ", 1) for line in self._read(h, "memory.stat").splitlines())
+                return limit.isdigit() and int(rows.get("shmem", 0)) + (2 << 20) > int(limit)
+        return False
 
     def close(self) -> None:
         for fd in self._procs:

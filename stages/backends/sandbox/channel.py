@@ -7,6 +7,9 @@ import os
 import secrets
 
 CHANNEL_FD, NONCE_FD = 194, 195
+RESULT_FILES = ("ctrf.json", "reward.json", "reward.txt")  # in /logs/verifier
+MAX_RESULT_BYTES = 4 << 20  # of one of them
+LOG_BYTES = 65536  # of a script's output that are kept
 _MAX_BYTES = 4 << 20
 
 

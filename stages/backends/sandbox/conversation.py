@@ -39,6 +39,12 @@ while :; do
 done
 """
 MAX_REPORT_BYTES = 4 << 20
+RESTORE_S = 30.0  # a new bash answers in milliseconds; a machine with a load of 100 takes its time
+RESTORE_OLD_S = 5.0  # with what an agent left of its environment, which may be made so that it never ends
+
+
+class NoShell(OSError):
+    """A bash was started and does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +68,20 @@ def command_line(prelude: str, *, marks: bool = False) -> list[str]:
 class Reports:
     """Parses what comes from descriptor 199 and remembers cwd and environment for a restart."""
 
-    def __init__(self, workdir: str) -> None:
+    def __init__(self, workdir: str, exports: bytes = b"") -> None:
         self.cwd = os.fsencode(workdir)
-        self.exports = b""
+        self.exports = exports
         self.began: tuple[int, int] | None = None  # of the running command: 1/100 s of uptime, last process id then
         self.loop_pid: int | None = None  # as the sandbox counts
         self._buffer = bytearray()
+        self._first = (self.cwd, self.exports)
 
     def __len__(self) -> int:
         return len(self._buffer)
+
+    def forget(self) -> None:
+        """Back to the directory and the environment of the beginning."""
+        self.cwd, self.exports = self._first
 
     def clear(self) -> None:
         self._buffer.clear()
@@ -116,6 +127,11 @@ class Reports:
         if len(words) == 3 and len(text) < 60 and all(w.replace(b".", b"", 1).isdigit() for w in words):
             self.began = int(float(words[0]) * 100), int(float(words[1]))
             self.loop_pid = int(float(words[2]))
+
+
+def no_shell(error: OSError) -> bytes:
+    """What an agent is told that has made it impossible to give it a shell."""
+    return f"[no shell: {error}]\n".encode("utf-8", "replace")
 
 
 def _number(text: bytes) -> int | None:

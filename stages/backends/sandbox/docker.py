@@ -2,8 +2,8 @@
 
     agent's container      main process: root without capabilities, waits for its stdin to close (then all of it ends, also when
                            this process is killed with -9); agent: an `exec` as a user id of its own
-    verifier's container   started when every process of the agent is dead, on the same sized tmpfs volumes, with /tests and
-                           /opt/rsi read-only; test.sh runs under a bash that no process can trace
+    verifier's container   started while the agent's is frozen, on the same sized tmpfs volumes, with /tests and /opt/rsi
+                           read-only; the agent's is removed, then test.sh runs under a bash that no process can trace
 
 Containers and volumes carry our label; `start` sweeps those whose owner is gone.
 """
@@ -146,7 +146,6 @@ class DockerBackend:
             entrypoint=[],
             user="0:0",
             stdin_open=True,
-            auto_remove=True,
             init=True,
             network_mode="none",
             read_only=True,
@@ -191,7 +190,7 @@ class DockerBackend:
         async def opened(task: Task) -> DockerSandbox:
             return await self._open_with(task, extra)
 
-        return await self._pristine.give_verdict(task, bundle.key, bool(bundle.trees["solution"]), opened)
+        return await self._pristine.give_verdict(task, bundle, opened)
 
     # ------------------------------------------------------------------ own
 

@@ -98,12 +98,10 @@ class ExecStream:
 
     async def exit_code(self) -> int:
         """After the end of the stream. Raises SandboxError when the engine has lost the program's end."""
-        for _ in range(100):
-            answer = await call(self._api.exec_inspect, self.id)
-            if not answer["Running"]:
-                return int(answer["ExitCode"] or 0)
-            await asyncio.sleep(0.05)
-        raise SandboxError("docker engine: an exec is over and the engine does not say how it ended")
+        code = await _ended(self._api, self.id, 30.0)
+        if code is None:
+            raise SandboxError("docker engine: an exec is over and the engine does not say how it ended")
+        return code
 
     def close(self) -> None:
         self._socket.close()
@@ -119,9 +117,14 @@ async def run_detached(
     """
     made = await call(api.exec_create, container, command, stdout=False, stderr=False, user=user, workdir="/")
     await call(api.exec_start, made["Id"], detach=True)
+    return await _ended(api, made["Id"], seconds)
+
+
+async def _ended(api: docker.APIClient, exec_id: str, seconds: float) -> int | None:
+    """Exit code of an exec; None when the engine does not know it in time."""
     deadline, pause = time.monotonic() + seconds, 0.01
     while time.monotonic() < deadline:
-        state = await call(api.exec_inspect, made["Id"])
+        state = await call(api.exec_inspect, exec_id)
         if not state["Running"]:
             return int(state["ExitCode"] or 0)
         await asyncio.sleep(pause)
@@ -264,20 +267,34 @@ def sweep(client: docker.DockerClient) -> None:
     """Remove the containers and volumes of owners on this machine that are gone (killed with -9)."""
     for container in client.containers.list(all=True, filters={"label": LABEL}, ignore_removed=True):
         if _orphaned(container.labels.get(LABEL, "")):
-            with contextlib.suppress(NotFound, APIError):
-                container.remove(force=True, v=True)
+            with contextlib.suppress(DockerException, requests.RequestException):  # perhaps the next start can
+                remove(container)
     for volume in client.volumes.list(filters={"label": LABEL}):
         if _orphaned((volume.attrs.get("Labels") or {}).get(LABEL, "")):
             with contextlib.suppress(NotFound, APIError):
                 volume.remove(force=True)
 
 
+def remove(container: Any) -> None:
+    """Kill it and wait until it is gone. Raises DockerException when it is not: its processes may be alive."""
+    for tries_left in range(20, -1, -1):
+        try:
+            container.remove(force=True, v=True)
+            return
+        except NotFound:
+            return
+        except APIError as error:
+            if error.status_code != 409 or not tries_left:
+                raise
+            time.sleep(0.1)  # somebody else removes it
+
+
 def remove_labelled(client: docker.DockerClient, label: str, value: str) -> None:
-    """Containers, then volumes, with this label; waits while the engine lets go of a volume. Raises SandboxError after 30 s."""
+    """Containers, then volumes, with this label; waits while the engine lets go of a volume. Raises SandboxError after 30 s,
+    DockerException when a container stays."""
     filters = {"label": f"{label}={value}"}
     for container in client.containers.list(all=True, filters=filters, ignore_removed=True):
-        with contextlib.suppress(NotFound, APIError):  # it may be going by itself: auto_remove
-            container.remove(force=True, v=True)
+        remove(container)
     deadline = time.monotonic() + 30
     while volumes := client.volumes.list(filters=filters):
         for volume in volumes:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import tarfile
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from docker.errors import APIError, DockerException, NotFound
@@ -17,6 +16,7 @@ from docker.types import Mount
 from stages.backends.protocols import CommandResult, VerifierReport
 from stages.backends.sandbox.bundle import TaskBundle
 from stages.backends.sandbox.capture import Capture
+from stages.backends.sandbox.channel import LOG_BYTES, MAX_RESULT_BYTES, RESULT_FILES
 from stages.backends.sandbox.conversation import command_line
 from stages.backends.sandbox.docker_channel import DockerChannel
 from stages.backends.sandbox.docker_engine import (
@@ -25,34 +25,31 @@ from stages.backends.sandbox.docker_engine import (
     call,
     make_tar,
     read_archive,
+    remove,
     remove_labelled,
     run_detached,
-    shadow,
 )
 from stages.backends.sandbox.docker_shell import KILLER, PRELUDE, DockerShell
-from stages.backends.sandbox.docker_state import carried
+from stages.backends.sandbox.docker_state import carried, evidence, place_of
 from stages.backends.sandbox.environment import AGENT_ENV, script_env
-from stages.backends.sandbox.evidence import ResultWatch, find_forbidden_links, find_planted
+from stages.backends.sandbox.evidence import ResultWatch
 from stages.backends.sandbox.verdict import Judgement, VerifierOutput, judge
-from stages.backends.sandbox.verification import evidence_log, report
-from stages.domain import Task, Verdict
+from stages.backends.sandbox.verification import evidence_log, report, unverifiable
+from stages.domain import Task
 from stages.errors import SandboxError, TaskError
 
 if TYPE_CHECKING:
     from stages.backends.sandbox.docker import DockerBackend
 
-_RESULTS = ("ctrf.json", "reward.json", "reward.txt")
-_MAX_RESULT_BYTES = 4 << 20
-_LOG_BYTES = 65536
 # Waits for a line, then becomes a bash that its user cannot read (so nobody can trace it), runs the script and, the moment
 # that it ends, kills every other process of the user: nothing of the agent's can touch the results afterwards.
+# Where that fails it says the word that it was sent, which nothing of the agent's can know.
 _WRAPPER = r"""
-IFS= read -r _ || exit 125
-cp -- "$BASH" /logs/tmp/.bash && chmod 0111 /logs/tmp/.bash || exit 125
+IFS= read -r word || exit 125
+cp -- "$BASH" /logs/tmp/.bash && chmod 0111 /logs/tmp/.bash || { printf %s "$word"; exit 125; }
 exec 194>&2 195<&0 2>&1 0</dev/null
 exec /logs/tmp/.bash --noprofile --norc -c '/logs/tmp/.bash --noprofile --norc "$1"; c=$?; kill -9 -1; exit $c' bash "$1"
 """
-_SWEEP = "kill -9 -1; for d in /proc/[0-9]*; do [ -O $d ] && [ ${d#/proc/} != $$ ] && exit 1; done; exit 0"
 
 
 class DockerSandbox:
@@ -63,6 +60,7 @@ class DockerSandbox:
     ) -> None:
         self._backend, self._task, self._bundle, self._image, self._uid = backend, task, bundle, image, uid
         self._places: asyncio.Semaphore | None = places
+        self._points = (task.workdir, "/tmp", "/root")  # where the agent can write
         self._lock = asyncio.Lock()
         self._container: Any = None
         self._stdin: Any = None
@@ -83,13 +81,18 @@ class DockerSandbox:
         await self._first_container()
         limit = (self._task.limits.storage_mb << 20) * 5 // 4 + (16 << 20)  # and the headers; more is a file of holes
         async with other._lock:
-            await call(other._container.pause)
+            try:
+                await call(other._container.pause)
+            except SandboxError:
+                if not (why := await other._perished()):
+                    raise
+                self._report = unverifiable(self._task, why)
+                return
             try:
                 api, source = self._backend.client.api, other._container.id
                 parts = await asyncio.to_thread(carried, api, source, list(self._volumes), uid=self._uid, limit=limit)
             except SandboxError as error:  # what no verifier can look at is the agent's doing
-                log = f"[the state of the workspace cannot be copied for the verifier: {error}]"
-                self._report = VerifierReport(verdict=Verdict.FAILED, flags=("broke_verifier",), log=log)
+                self._report = unverifiable(self._task, f"its state cannot be copied: {error}")
                 return
             finally:
                 await call(other._container.unpause)
@@ -99,7 +102,7 @@ class DockerSandbox:
 
     async def _first_container(self) -> None:
         limits = self._task.limits
-        for point in (self._task.workdir, "/tmp", "/root"):
+        for point in self._points:
             self._volumes[point] = await self._backend.tmpfs(
                 size_mb=limits.storage_mb, inodes=limits.inodes, uid=self._uid, attempt=self._uid
             )
@@ -132,7 +135,9 @@ class DockerSandbox:
             limit = self._task.limits.command_timeout_s if timeout_s is None else timeout_s
             try:
                 out = await self._shell.run(text, limit)
-            except OSError as error:
+            except (OSError, SandboxError) as error:
+                if why := await self._perished():
+                    return CommandResult(output=f"[no shell: {why}]\n".encode(), exit_code=None, restarted=True)
                 raise SandboxError(f"the container's shell did not come back: {error}") from error
         return CommandResult(
             output=out.output,
@@ -147,7 +152,13 @@ class DockerSandbox:
         """The agent's processes end for good, then `/tests/test.sh` runs in a fresh container. A second call answers the same."""
         if self._report is None:
             began = time.monotonic()
-            judgement, log = await self._judge()
+            try:
+                judgement, log = await self._judge()
+            except SandboxError:
+                if not (why := await self._perished()):
+                    raise
+                self._report = unverifiable(self._task, why)
+                return self._report
             self._report = await report(
                 judgement, log, began, lambda: self._backend.pristine_gives_verdict(self._task, self._bundle)
             )
@@ -171,7 +182,7 @@ class DockerSandbox:
         `step`: that step's solution instead; then a new shell is there for what follows.
         """
         task, bundle = (self._task, self._bundle) if step is None else (step, self._backend.bundle(step))
-        if not any(path == "solve.sh" for path, _, _ in bundle.trees["solution"]):
+        if not bundle.has_solution:
             raise TaskError(f"task {task.id}: {task.root / 'solution' / 'solve.sh'} is missing")
         began = time.monotonic()
         code, capture, _, _ = await self._script("solution", "solve.sh", task.agent_timeout_s, bundle)
@@ -221,7 +232,7 @@ class DockerSandbox:
     async def _end_container(self) -> None:
         container, stdin, self._container, self._stdin = self._container, self._stdin, None, None
         if container is not None:
-            await asyncio.to_thread(_remove, container)
+            await call(remove, container)
             getattr(stdin, "_sock", stdin).close()
             stdin.close()
 
@@ -266,39 +277,43 @@ class DockerSandbox:
 
     # ------------------------------------------------------------------ verifier
 
-    async def _end_agent(self) -> None:
-        """Kill every process of the agent's user id until none is left; no fork can outrun kill(-1)."""
+    async def _freeze_agent(self) -> None:
+        """Its processes stand still until `_start` removes the container, and they with it."""
         if self._shell is not None:
             self._shell.close()
             self._shell = None
-        lost = 0
-        for _ in range(50):
-            code = await self._helper(_SWEEP)
-            if code == 0:
-                return
-            lost += code is None
-            if lost > 2:
-                raise SandboxError(
-                    "docker engine: it loses the ends of its execs; nobody can tell whether the agent is dead"
-                )
-        raise SandboxError("processes of the agent survive SIGKILL in the container")
+        try:
+            await call(self._container.pause)
+        except SandboxError:  # an engine may fail to freeze a fork bomb; killing it does not need that
+            if self._container is None or not await self._running():
+                raise
+
+    async def _running(self) -> bool:
+        return bool((await call(self._backend.client.api.inspect_container, self._container.id))["State"]["Running"])
+
+    async def _perished(self) -> str:
+        """Why there is no life in the container any more, where its memory limit ended it: that is the agent's doing; else ""."""
+        if self._container is None:
+            return ""
+        state = (await call(self._backend.client.api.inspect_container, self._container.id))["State"]
+        return "the memory limit ended its processes" if state["OOMKilled"] else ""
 
     async def _judge(self) -> tuple[Judgement, str]:
         code, capture, said, nonces = await self._script(
             "tests", "test.sh", self._task.verifier_timeout_s, self._bundle
         )
-        results, strange = await asyncio.to_thread(self._results)
-        evidence = self._evidence
-        log = capture.result()[0].decode("utf-8", "replace") + evidence_log(evidence["planted"], evidence["links"])
+        results, strange = await call(self._results)
+        planted, links = self._evidence
+        log = capture.result()[0].decode("utf-8", "replace") + evidence_log(planted, links)
         output = VerifierOutput(
             exit_code=code,
             results=results,
             strange=strange,
             channel=said,
             nonces=nonces,
-            rewritten={n: c for n, c in self._rewritten.items() if n in _RESULTS or n.startswith("(")},
-            planted=evidence["planted"],
-            links=evidence["links"],
+            rewritten={n: c for n, c in self._rewritten.items() if n in RESULT_FILES or n.startswith("(")},
+            planted=planted,
+            links=links,
         )
         return judge(output, self._task.checks), log
 
@@ -306,8 +321,7 @@ class DockerSandbox:
         self, tree: str, name: str, timeout_s: float, bundle: TaskBundle
     ) -> tuple[int | None, Capture, bytes, list[str]]:
         async with self._lock:
-            await self._end_agent()
-            self._evidence = await asyncio.to_thread(self._find_evidence)
+            await self._freeze_agent()
             logs = await self._backend.tmpfs(size_mb=16, inodes=4096, uid=0, attempt=self._uid)
             self._volumes["/logs"] = logs
             hidden = await self._backend.filled_volume(f"{tree}:{bundle.key}", self._image, bundle.trees[tree])
@@ -316,9 +330,17 @@ class DockerSandbox:
                 [Mount(f"/{tree}", hidden, read_only=True), Mount("/opt/rsi", tools, read_only=True)], trace=False
             )
             folders = [(n, 0o755, self._uid) for n in ("verifier", "agent", "home", "tmp")]
+            self._evidence = await call(  # nobody can change it any more
+                evidence,
+                self._backend.client,
+                self._container.id,
+                {point: self._volumes[point] for point in self._points},
+                {f"{self._task.workdir}/{path}" for path in self._task.files},
+                4 * (self._task.limits.storage_mb << 20) + (16 << 20),
+            )
             await call(self._container.put_archive, "/logs", make_tar([], uid=0, folders=folders))
-            watch = await asyncio.to_thread(self._watch, logs)
-            capture, channel = Capture(_LOG_BYTES), DockerChannel()
+            watch = await call(self._watch, logs)
+            capture, channel = Capture(LOG_BYTES), DockerChannel()
             own = self._task.verifier_env if tree == "tests" else self._task.solution_env
             stream = await ExecStream.open(
                 self._backend.client.api,
@@ -329,9 +351,10 @@ class DockerSandbox:
                 env=script_env(self._task.env, own),
             )
             code: int | None = None
+            word = secrets.token_hex(16).encode()
             try:
                 async with asyncio.timeout(timeout_s):
-                    await stream.send(b"go\n" + channel.lay_out())
+                    await stream.send(word + b"\n" + channel.lay_out())
                     async for kind, data in stream.frames():
                         if kind == 1:
                             capture.add(data)
@@ -340,12 +363,14 @@ class DockerSandbox:
                     code = await stream.exit_code()
             except TimeoutError:
                 await self._helper("kill -9 -1")
-            except OSError as error:
-                raise SandboxError(f"the stream of the verifier broke: {error}") from error
+            except (OSError, SandboxError) as error:
+                if not await self._perished():
+                    raise SandboxError(f"the stream of the verifier broke: {error}") from error
+                code = 137  # by what the agent left: its program was run
             finally:
                 stream.close()
                 self._rewritten = watch.finish() if watch else {}
-            if code == 125 and not capture.total:
+            if code == 125 and word in capture.result()[0]:
                 raise SandboxError(
                     f"image {self._image}: the verifier's bash could not be prepared (needs cp and chmod)"
                 )
@@ -353,7 +378,7 @@ class DockerSandbox:
 
     def _watch(self, volume: str) -> ResultWatch | None:
         """Only on an engine of this machine whose folders we may enter."""
-        place = self._backend.client.volumes.get(volume).attrs.get("Mountpoint", "")
+        place = place_of(self._backend.client, volume)
         return ResultWatch(f"{place}/verifier") if os.access(f"{place}/verifier", os.R_OK) else None
 
     def _results(self) -> tuple[dict[str, bytes], list[str]]:
@@ -362,37 +387,14 @@ class DockerSandbox:
         try:
             tar = read_archive(self._backend.client.api, self._container.id, "/logs/verifier", 64 << 20)
         except (DockerException, tarfile.TarError, SandboxError):
-            return {}, [_RESULTS[0]]
+            return {}, [RESULT_FILES[0]]
         with tar:
             for member in tar:
                 name = member.name.removeprefix("verifier/")
-                if name in _RESULTS:
-                    file = tar.extractfile(member) if member.isreg() and member.size <= _MAX_RESULT_BYTES else None
+                if name in RESULT_FILES:
+                    file = tar.extractfile(member) if member.isreg() and member.size <= MAX_RESULT_BYTES else None
                     if file is None:
                         strange.append(name)
                     else:
                         results[name] = file.read()
         return results, strange
-
-    def _find_evidence(self) -> dict[str, list[str]]:
-        """Names and links of the workspace, rebuilt without content in a folder of ours, and searched there."""
-        given = {f"{self._task.workdir}/{path}" for path in self._task.files}
-        with tempfile.TemporaryDirectory(prefix="rsi-evidence-") as folder:
-            roots = {}
-            for number, point in enumerate((self._task.workdir, "/root", "/tmp")):
-                roots[f"{folder}/{number}"] = point
-                limit = 4 * (self._task.limits.storage_mb << 20) + (16 << 20)
-                with read_archive(self._backend.client.api, self._container.id, point, limit) as tar:
-                    for member in tar:
-                        _, _, inside = member.name.partition("/")
-                        if inside and ".." not in inside.split("/"):
-                            shadow(Path(f"{folder}/{number}"), inside, member)
-            return {
-                "planted": [p for p in find_planted(roots) if p not in given],
-                "links": find_forbidden_links(roots),
-            }
-
-
-def _remove(container: Any) -> None:
-    with contextlib.suppress(NotFound, APIError):  # it may be going by itself: auto_remove
-        container.remove(force=True)

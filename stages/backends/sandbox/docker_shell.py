@@ -10,11 +10,19 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from stages.backends.sandbox.capture import Capture
-from stages.backends.sandbox.conversation import MAX_REPORT_BYTES, Outcome, Reports
+from stages.backends.sandbox.conversation import (
+    MAX_REPORT_BYTES,
+    RESTORE_OLD_S,
+    RESTORE_S,
+    NoShell,
+    Outcome,
+    Reports,
+    no_shell,
+)
 from stages.backends.sandbox.docker_engine import ExecStream
 
 PRELUDE = "exec 198<&0 199>&2 2>&1 0</dev/null; ulimit -n 1024; ulimit -u {pids}"
-_RESTORE_S, _MARK_S = 30.0, 5.0
+_MARK_S = 5.0
 # Only builtins: it must work when no process can be made. $1 signal; hit what is younger than tick $2, or in it and after
 # process $3; and process $4 whatever its age.
 KILLER = r"""
@@ -40,37 +48,34 @@ class DockerShell:
     ) -> None:
         """`env`: the task's own, exported by bash: a loader that dislikes one would else talk into the reports."""
         self._connect, self._kill = connect, kill
-        self._reports = Reports(workdir)
         lines = (f"declare -x {name}={shlex.quote(value)}\n" for name, value in env.items())
-        self._reports.exports = "".join(lines).encode("utf-8", "surrogateescape")
+        self._reports = Reports(workdir, "".join(lines).encode("utf-8", "surrogateescape"))
         self._output_bytes = output_bytes
         self._stream: ExecStream | None = None
         self._mark = b""
 
-    async def begin(self) -> None:
-        """Raises OSError when no bash answers."""
+    async def begin(self, patience_s: float = RESTORE_S) -> None:
+        """Raises NoShell when no bash answers."""
         self._stream = await self._connect()
-        if (await self._converse(self._reports.restore_script(), _RESTORE_S, Capture(4096)))[0] != "done":
-            raise OSError("no bash answers in the container; does the image have /bin/bash?")
+        if not await self._restore(patience_s):
+            self.close()
+            raise NoShell("no bash answers in the container; does the image have /bin/bash?")
 
     async def run(self, command: bytes, timeout_s: float) -> Outcome:
         """One command. A time-out ends what the command started, and the shell if it will not answer."""
         began = time.monotonic()
         restarted = self._stream is None
-        if self._stream is None:
-            await self.begin()
+        if self._stream is None and (words := await self._restart()):
+            return Outcome(words, None, False, True, 0, time.monotonic() - began)
         capture = Capture(self._output_bytes)
         kind, code = await self._converse(command, timeout_s, capture)
         timed_out = kind == "timeout"
         if timed_out:
             kind = await self._interrupt(capture)
-        if kind == "ended":
+        if kind != "done":
             code, restarted = None, True
-            if (await self._converse(self._reports.restore_script(), _RESTORE_S, Capture(1024)))[0] != "done":
-                await self._restart()
-        elif kind != "done":
-            code, restarted = None, True
-            await self._restart()
+            if kind != "ended" or not await self._restore(RESTORE_OLD_S):
+                capture.add(await self._restart())
         output, omitted = capture.result()
         return Outcome(output, None if timed_out else code, timed_out, restarted, omitted, time.monotonic() - began)
 
@@ -79,10 +84,21 @@ class DockerShell:
             self._stream.close()
             self._stream = None
 
-    async def _restart(self) -> None:
-        self.close()
-        await self._kill("KILL", (0, 0), 0)
-        await self.begin()
+    async def _restore(self, patience_s: float) -> bool:
+        return (await self._converse(self._reports.restore_script(), patience_s, Capture(1024)))[0] == "done"
+
+    async def _restart(self) -> bytes:
+        """As the bubblewrap backend's: empty, or why there is no shell, which is no error of ours."""
+        for patience_s in (RESTORE_OLD_S, RESTORE_S):
+            self.close()
+            await self._kill("KILL", (0, 0), 0)
+            try:
+                await self.begin(patience_s)
+                return b""
+            except NoShell as error:
+                self._reports.forget()
+                words = no_shell(error)
+        return words
 
     async def _interrupt(self, capture: Capture) -> str:
         since = self._reports.began

@@ -1,16 +1,21 @@
-"""The writable folders of one attempt's container, carried into another attempt's between two steps of a task."""
+"""The writable folders of one attempt's container: carried into another attempt's between two steps, searched for cheats."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import IO
 
 import docker
+import requests
 from docker.errors import DockerException
 
-from stages.backends.sandbox.docker_engine import read_archive
+from stages.backends.sandbox.docker_engine import read_archive, shadow
+from stages.backends.sandbox.evidence import Search
 from stages.errors import SandboxError
 
 
@@ -33,8 +38,45 @@ def carried(
                     member.uid = member.gid = uid
                     member.uname = member.gname = ""
                     target.addfile(member, source.extractfile(member) if member.isreg() else None)
-        except (DockerException, tarfile.TarError) as error:
+        except (DockerException, tarfile.TarError, requests.RequestException, OSError) as error:
             raise SandboxError(f"{point} cannot be read out of the container: {error}") from error
         spool.seek(0)
         out.append((point, spool))
     return out
+
+
+def place_of(client: docker.DockerClient, volume: str) -> str:
+    """Where an engine of this machine has mounted a tmpfs volume; "" where we cannot see that."""
+    place = client.volumes.get(volume).attrs.get("Mountpoint", "")
+    return place if os.path.ismount(place) and os.access(place, os.R_OK | os.X_OK) else ""
+
+
+def evidence(
+    client: docker.DockerClient, container: str, volumes: Mapping[str, str], given: Collection[str], limit: int
+) -> tuple[list[str], list[str]]:
+    """Planted files and forbidden links (`evidence.Search`) in volumes by their mount points: where they lie, or, on an engine
+    that is elsewhere, in their names, rebuilt without content in a folder of ours.
+
+    What cannot be searched (more than `limit` bytes, holes included, or names too deep) may hold anything and is told as a link.
+    """
+    places = {place_of(client, volume): point for point, volume in volumes.items()}
+    with contextlib.ExitStack() as stack:
+        if "" in places:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rsi-evidence-"))
+            places = {f"{folder}/{number}": point for number, point in enumerate(volumes)}
+            try:
+                for place, point in places.items():
+                    _shadow(client.api, container, point, Path(place), limit)
+            except (SandboxError, tarfile.TarError, OSError) as error:
+                return [], [f"(cannot be searched: {error})"]
+        search = Search(places, given)
+        search.go_on()
+    return search.planted, search.links
+
+
+def _shadow(api: docker.APIClient, container: str, point: str, place: Path, limit: int) -> None:
+    with read_archive(api, container, point, limit) as tar:
+        for member in tar:
+            _, _, inside = member.name.partition("/")
+            if inside and ".." not in inside.split("/"):
+                shadow(place, inside, member)

@@ -44,15 +44,18 @@ async def standing_still(jail: Jail | None) -> AsyncIterator[None]:
 
 async def _stop(init: int) -> None:
     """Until two looks in a row see the same processes, all stopped: what forked meanwhile is seen by the next look."""
-    deadline, last = time.monotonic() + _SETTLE_S, set[int]()
+    deadline, last, told = time.monotonic() + _SETTLE_S, set[int](), set[int]()
     while time.monotonic() < deadline:
         seen = set(_below(init))
-        running = [pid for pid in seen if _state(pid) not in _STOPPED]
+        states = {pid: _state(pid) for pid in seen}
+        # one that waits in the kernel (for the child that it made with vfork) stops before it acts again, once it is told to
+        running = [pid for pid, state in states.items() if state not in _STOPPED and not (state == "D" and pid in told)]
         if not running and seen == last:
             return
         last = seen if not running else set()
         for pid in running:
             _signal(pid, signal.SIGSTOP)
+        told.update(running)
         await asyncio.sleep(0.001)
     raise RuntimeError(f"processes of the agent did not stop within {_SETTLE_S:.0f} s")
 
@@ -95,37 +98,51 @@ async def copy_tree(source: int, target: int) -> None:
     pipes, sockets, overlay white-outs and their attributes. Follows no symbolic link. Raises OSError when there is no room.
     """
     links: dict[tuple[int, int], str] = {}
-    todo = [("", os.dup(source), os.dup(target))]
+    todo = [""]  # paths: a descriptor of each would let one attempt use up those of all
     folders: list[tuple[str, os.stat_result]] = []
     try:
-        while todo:
-            prefix, from_fd, to_fd = todo.pop()
-            try:
-                for name in os.listdir(from_fd):
-                    info = os.stat(name, dir_fd=from_fd, follow_symlinks=False)
-                    path = f"{prefix}{name}"
-                    if stat.S_ISDIR(info.st_mode):
-                        os.mkdir(name, 0o700, dir_fd=to_fd)
-                        with _readable(name, from_fd, info, 0o500):
-                            inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=from_fd)
-                        todo.append((f"{path}/", inner, os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=to_fd)))
-                        _attributes(inner, todo[-1][2])
-                        folders.append((path, info))
-                    elif info.st_nlink > 1 and (first := links.get((info.st_dev, info.st_ino))) is not None:
-                        os.link(first, name, src_dir_fd=target, dst_dir_fd=to_fd, follow_symlinks=False)
-                    else:
-                        links[info.st_dev, info.st_ino] = path
-                        await _copy_file(name, info, from_fd, to_fd)
-            finally:
-                os.close(from_fd)
-                os.close(to_fd)
-        for path, info in reversed(folders):  # inner ones first: what comes into a folder changes its time
-            os.chmod(path, stat.S_IMODE(info.st_mode), dir_fd=target)
-            os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns), dir_fd=target)
+        await _copy_folders(todo, links, folders, source, target)
     finally:
-        for _, from_fd, to_fd in todo:
+        for path, info in reversed(folders):
+            os.chmod(path, stat.S_IMODE(info.st_mode), dir_fd=source)
+    for path, info in reversed(folders):  # inner ones first: what comes into a folder changes its time
+        os.chmod(path, stat.S_IMODE(info.st_mode), dir_fd=target)
+        os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns), dir_fd=target)
+
+
+async def _copy_folders(
+    todo: list[str],
+    links: dict[tuple[int, int], str],
+    folders: list[tuple[str, os.stat_result]],
+    source: int,
+    target: int,
+) -> None:
+    while todo:
+        prefix = todo.pop()
+        from_fd, to_fd = _folder(prefix, source), _folder(prefix, target)
+        try:
+            _attributes(from_fd, to_fd)
+            for name in os.listdir(from_fd):
+                info = os.stat(name, dir_fd=from_fd, follow_symlinks=False)
+                path = f"{prefix}{name}"
+                if stat.S_ISDIR(info.st_mode):
+                    os.mkdir(name, 0o700, dir_fd=to_fd)
+                    if info.st_mode & 0o700 != 0o700:  # its owner may not look inside: until the copy is made, it may
+                        os.chmod(name, stat.S_IMODE(info.st_mode) | 0o700, dir_fd=from_fd)
+                    todo.append(f"{path}/")
+                    folders.append((path, info))
+                elif info.st_nlink > 1 and (first := links.get((info.st_dev, info.st_ino))) is not None:
+                    os.link(first, name, src_dir_fd=target, dst_dir_fd=to_fd, follow_symlinks=False)
+                else:
+                    links[info.st_dev, info.st_ino] = path
+                    await _copy_file(name, info, from_fd, to_fd)
+        finally:
             os.close(from_fd)
             os.close(to_fd)
+
+
+def _folder(path: str, root: int) -> int:
+    return os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=root)
 
 
 async def _copy_file(name: str, info: os.stat_result, from_fd: int, to_fd: int) -> None:

@@ -41,7 +41,8 @@ class Host:
         self._running: set[asyncio.Task[None]] = set()
         self._done = asyncio.Event()
         # starting jails and running verifiers is work for the processors: beyond a few each they only run into time limits
-        self._busy = asyncio.Semaphore(4 * (os.cpu_count() or 1))
+        # apart, since a verifier that an agent made hang would keep other attempts from starting
+        self._opening, self._judging = (asyncio.Semaphore(4 * (os.cpu_count() or 1)) for _ in range(2))
         self._send_lock = asyncio.Lock()
 
     async def serve(self, ends: list[int]) -> None:
@@ -112,7 +113,7 @@ class Host:
             )
             self._attempts[head["sid"]] = attempt
             try:
-                async with self._busy:
+                async with self._opening:
                     if "from" in head:
                         return {"refused": await attempt.adopt(self._attempts[head["from"]])}, b""
                     await attempt.open()
@@ -136,7 +137,7 @@ class Host:
             }, outcome.output
         if op == "script":
             bundle = self._store.get(head["key"]) if "key" in head else None
-            async with self._busy:
+            async with self._judging:
                 return await attempt.script(head["kind"], head["timeout_s"], bundle)
         if op == "shell":
             await attempt.start_shell()

@@ -12,12 +12,19 @@ import time
 from collections.abc import Callable
 
 from stages.backends.sandbox.capture import Capture
-from stages.backends.sandbox.conversation import MAX_REPORT_BYTES, Outcome, Reports
+from stages.backends.sandbox.conversation import (
+    MAX_REPORT_BYTES,
+    RESTORE_OLD_S,
+    RESTORE_S,
+    NoShell,
+    Outcome,
+    Reports,
+    no_shell,
+)
 from stages.backends.sandbox.spawn import Jail, born, children, now_mark
 
 _CHUNK = 1 << 18
 _TERM_GRACE_S, _KILL_GRACE_S = 0.3, 1.0
-_RESTORE_S = 30.0  # a new bash answers in milliseconds; a machine with a load of 100 takes its time
 
 
 class Shell:
@@ -46,17 +53,17 @@ class Shell:
                 os.close(fd)
         self.jail.exited.add_done_callback(lambda _: self._wake.set())
 
-    async def begin(self) -> None:
-        """Start and wait until bash answers. Raises OSError where bwrap cannot make the jail (its own words in the message)."""
+    async def begin(self, patience_s: float = RESTORE_S) -> None:
+        """Start and wait until bash answers. Raises NoShell where it does not, with bwrap's words in the message."""
         self.start()
-        if not await self._restore():
+        if not await self._restore(patience_s):
             assert self.jail is not None
             capture = Capture(4096)
             if self.jail.alive:
                 await self.jail.kill()
             self._drain(capture)
-            raise OSError(
-                f"no shell in the new sandbox; bwrap says: {capture.result()[0].decode(errors='replace').strip()}"
+            raise NoShell(
+                f"bash does not answer in the jail; bwrap says: {capture.result()[0].decode(errors='replace').strip()}"
             )
 
     async def run(self, command: bytes, timeout_s: float) -> Outcome:
@@ -64,8 +71,9 @@ class Shell:
         began = time.monotonic()
         restarted = False
         if self.jail is None or not self.jail.alive:
-            await self._restart()
             restarted = True
+            if words := await self._restart():
+                return Outcome(words, None, False, True, 0, time.monotonic() - began)
         capture = Capture(self._output_bytes)
         mark = now_mark()
         kind, code = await self._converse(command, began + timeout_s, capture)
@@ -73,13 +81,10 @@ class Shell:
         if timed_out:
             kind = await self._interrupt(mark, capture)
         self._drain(capture)
-        if kind == "ended":
+        if kind != "done":
             code, restarted = None, True
-            if not await self._restore():
-                await self._restart()
-        elif kind != "done":
-            code, restarted = None, True
-            await self._restart()
+            if kind != "ended" or not await self._restore(RESTORE_OLD_S):
+                capture.add(await self._restart())
         output, omitted = capture.result()
         return Outcome(output, None if timed_out else code, timed_out, restarted, omitted, time.monotonic() - began)
 
@@ -143,14 +148,25 @@ class Shell:
 
     # ------------------------------------------------------------------ restart
 
-    async def _restore(self) -> bool:
+    async def _restore(self, patience_s: float) -> bool:
         """Give the loop bash that the supervisor started anew the old cwd and environment. False: it does not answer."""
-        kind, _ = await self._converse(self._reports.restore_script(), time.monotonic() + _RESTORE_S, Capture(1024))
+        kind, _ = await self._converse(self._reports.restore_script(), time.monotonic() + patience_s, Capture(1024))
         return kind == "done"
 
-    async def _restart(self) -> None:
-        await self.close()
-        await self.begin()
+    async def _restart(self) -> bytes:
+        """A new jail in the old state, or in the first one where none comes up in that; empty, or why there is none.
+
+        That is no error of ours: the first shell came up here, and what has changed since is the agent's doing.
+        """
+        for patience_s in (RESTORE_OLD_S, RESTORE_S):
+            await self.close()
+            try:
+                await self.begin(patience_s)
+                return b""
+            except NoShell as error:
+                self._reports.forget()
+                words = no_shell(error)
+        return words
 
     # ------------------------------------------------------------------ time-out
 

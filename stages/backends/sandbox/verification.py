@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from stages.backends.protocols import CommandResult, VerifierReport
+from stages.backends.sandbox.bundle import TaskBundle
 from stages.backends.sandbox.verdict import Judgement
-from stages.domain import Task, Verdict
+from stages.domain import CheckResult, CheckStatus, Task, Verdict
 
 
 class JudgedSandbox(Protocol):
@@ -30,12 +31,13 @@ class PristineImages:
         self._asking: dict[str, asyncio.Lock] = {}
 
     async def give_verdict(
-        self, task: Task, key: str, has_solution: bool, open_sandbox: Callable[[Task], Awaitable[JudgedSandbox]]
+        self, task: Task, bundle: TaskBundle, open_sandbox: Callable[[Task], Awaitable[JudgedSandbox]]
     ) -> bool:
+        key = bundle.key
         if key not in self._known:
             async with self._asking.setdefault(key, asyncio.Lock()):
                 if key not in self._known:
-                    self._known[key] = await self._ask(task, has_solution, open_sandbox)
+                    self._known[key] = await self._ask(task, bundle.has_solution, open_sandbox)
             self._asking.pop(key, None)
         return self._known[key]
 
@@ -79,7 +81,24 @@ def evidence_log(planted: list[str], links: list[str]) -> str:
     """Lines for the log about what the workspace holds against the verifier; empty when nothing."""
     out = ""
     if planted:
-        out += f"\n[the workspace holds files made for a test runner: {', '.join(planted)}]"
+        out += f"\n[the workspace holds files made for a test runner: {', '.join(map(_printable, planted))}]"
     if links:
-        out += f"\n[links into the verifier's folders: {', '.join(links)}]"
+        out += f"\n[links into the verifier's folders: {', '.join(map(_printable, links))}]"
     return out
+
+
+def unverifiable(task: Task, why: str) -> VerifierReport:
+    """What an agent made so that no verifier can look at it is its own failure, and no missing verdict."""
+    checks = tuple(CheckResult(id=c.id, role=c.role, status=CheckStatus.NOT_RUN) for c in task.checks)
+    return VerifierReport(
+        verdict=Verdict.FAILED,
+        checks=checks,
+        flags=("broke_verifier",),
+        log=f"[no verifier can look at this sandbox: {_printable(why)}]",
+        rewards={"reward": 0.0},
+    )
+
+
+def _printable(name: str) -> str:
+    """A name that an agent chose, for a log: no line breaks, no control characters, no bytes that are no text."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)

@@ -7,7 +7,6 @@ warnings; what cannot be understood is an error. Both are told to the model. Tot
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ REQUIRED = ("analysis", "plan", "commands")
 DEFAULT_S, LONGEST_S = 1.0, 60.0  # waits after keystrokes
 _UNTYPABLE = re.compile("[\x00\ud800-\udfff]")  # a terminal cannot be sent these
 _QUOTED = 200  # characters of a broken reply that the error repeats
+_TOLD = 20  # warnings; a reply with thousands of commands could fill the context with them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,10 @@ class Parsed:
         """What the model is told about its reply; empty when it was flawless."""
         lines = [f"ERROR: {self.error}"] if self.error else []
         if self.warnings:
-            lines.append("WARNINGS: " + "\n".join(f"- {w}" for w in self.warnings))
+            told = [f"- {w[:_QUOTED]}" for w in self.warnings[:_TOLD]]
+            if more := len(self.warnings) - len(told):
+                told.append(f"- and {more} more")
+            lines.append("WARNINGS: " + "\n".join(told))
         return "\n".join(lines)
 
 
@@ -148,7 +151,9 @@ def _duration(row: dict[str, Any], number: int, warnings: list[str]) -> float:
         warnings.append(f"Command {number}: Missing duration field, using default {DEFAULT_S}")
         return DEFAULT_S
     value = row["duration"]
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    if (
+        isinstance(value, bool) or not isinstance(value, int | float) or value != value
+    ):  # NaN; math.isnan fails on a huge integer
         warnings.append(f"Command {number}: Invalid duration value, using default {DEFAULT_S}")
         return DEFAULT_S
     return float(min(max(value, 0), LONGEST_S))
