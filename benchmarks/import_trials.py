@@ -2,7 +2,8 @@
 
     python benchmarks/import_trials.py [--trials 10000] [--turns 12]
 
-Half of the trials carry an ATIF transcript. Writing the folders is not counted.
+Half of the trials carry an ATIF transcript. Writing the folders is not counted. Exits with 1 when the
+claim does not hold.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import random
 import resource
 import shutil
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,6 +23,7 @@ from orchestrator.import_trials import import_harbor
 from orchestrator.store import Store, schema
 
 TASKS = 100
+TARGET_S = 120.0  # for 10,000 trials
 
 
 def write_job(job: Path, trials: int, turns: int) -> None:
@@ -69,7 +72,7 @@ def write_job(job: Path, trials: int, turns: int) -> None:
             path.write_text(json.dumps(value), encoding="utf-8")
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument("--turns", type=int, default=12)
@@ -81,18 +84,25 @@ def main() -> None:
         url = postgres.ensure_database(postgres.ensure(home, durable=False), "bench")
         schema.upgrade(url)
         store = Store.open(url, home / "artifacts")
+        allowed_s = TARGET_S * given.trials / 10_000
+        held = True
         for label in ("first import", "again"):
             before, cpu = time.perf_counter(), time.process_time()
             report = import_harbor(store, [home / "job"])
             wall, used = time.perf_counter() - before, time.process_time() - cpu
             assert report.trials == given.trials, report.skipped[:3]
-            print(f"{label}: {report.trials} trials in {wall:.1f} s ({used:.1f} s of this process's CPU)")
+            held = held and wall <= allowed_s
+            print(
+                f"{label}: {report.trials} trials in {wall:.1f} s (<= {allowed_s:g}; {used:.1f} s of this process's CPU)   "
+                f"{'ok' if wall <= allowed_s else 'FAILED'}"
+            )
         store.close()
         print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
+        return 0 if held else 1
     finally:
         postgres.stop(home, mode="immediate")
         shutil.rmtree(home, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -22,13 +22,13 @@ from stages.tasks.harbor import Suite, load_suite
 
 
 def suite_named(name: str, n_tasks: int, settings: Settings) -> Suite:
-    """`heldout-names`, `heldout-combinations` (generated, `n_tasks` large), or the path of a suite folder."""
+    """`heldout-names`, `heldout-combinations` (generated, `n_tasks` large), or the path of a suite's folder or manifest."""
     kind = name.removeprefix(EMBEDDED)
     if kind in (PoolKind.HELDOUT_NAMES, PoolKind.HELDOUT_COMBINATIONS):
         return embedded_suite(kind, n_tasks, settings.home / "suites")
-    if not Path(name).is_dir():
+    if not Path(name).exists():
         raise ConfigError(
-            f"suite {name!r}: use {PoolKind.HELDOUT_NAMES}, {PoolKind.HELDOUT_COMBINATIONS} or the folder of a suite"
+            f"suite {name!r}: use {PoolKind.HELDOUT_NAMES}, {PoolKind.HELDOUT_COMBINATIONS}, or a suite's folder or manifest"
         )
     suite = load_suite(Path(name))
     refuse_docker_only(suite)

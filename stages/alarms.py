@@ -14,10 +14,13 @@ class AlarmLimit:
     metric: str
     limit: float
     stop: bool = False
+    words: str = ""  # said behind the value, where name and limit say little
 
 
 EV_STALE = "critic/stale_steps"  # joint steps in a row with EV < 0
-SCALES_DRIFTED = "reward/scales_drifted"  # families whose online scale has left the phase's start by more than its limit
+SCALES_DRIFTED = (
+    "reward/scales_drifted"  # families whose online scale has left the phase's start by more than its limit
+)
 
 # Limits are ours; the sources give none.
 DEFAULT_ALARMS = (
@@ -29,8 +32,11 @@ DEFAULT_ALARMS = (
     AlarmLimit(metric="rollout/weight_versions", limit=1.0),  # a step's batch comes from one policy
     AlarmLimit(metric="train/pg_loss", limit=math.inf, stop=True),
     AlarmLimit(metric="critic/value_loss", limit=math.inf, stop=True),
-    AlarmLimit(metric=EV_STALE, limit=0.0),  # present only once `ev_alarm_steps` are reached
-    AlarmLimit(metric=SCALES_DRIFTED, limit=0.0),
+    # present only once `ev_alarm_steps` are reached
+    AlarmLimit(
+        metric=EV_STALE, limit=0.0, words="joint steps in a row with EV < 0: the critic is worse than a constant"
+    ),
+    AlarmLimit(metric=SCALES_DRIFTED, limit=0.0, words="families have left the scale of the phase's start"),
 )
 
 
@@ -40,8 +46,11 @@ class Alarm:
     value: float
     limit: float
     stop: bool
+    words: str = ""
 
     def __str__(self) -> str:
+        if self.words and math.isfinite(self.value):
+            return f"{self.value:g} {self.words}"
         what = "is not finite" if not math.isfinite(self.value) else f"is {self.value:.4g}, over {self.limit:.4g}"
         return f"{self.metric} {what}" + ("; the phase stops" if self.stop else "")
 
@@ -52,5 +61,5 @@ def alarms(metrics: Mapping[str, float | None], limits: Sequence[AlarmLimit] = D
     for rule in limits:
         value = metrics.get(rule.metric)
         if value is not None and (not math.isfinite(value) or value > rule.limit):
-            out.append(Alarm(metric=rule.metric, value=value, limit=rule.limit, stop=rule.stop))
+            out.append(Alarm(metric=rule.metric, value=value, limit=rule.limit, stop=rule.stop, words=rule.words))
     return out

@@ -24,7 +24,7 @@ def evaluate(
     suite: Annotated[
         list[str] | None,
         typer.Option(
-            help="heldout-names, heldout-combinations, or a suite folder; several times for several.",
+            help="heldout-names, heldout-combinations, or a suite's folder or manifest (*.toml); several times for several.",
             show_default="both",
         ),
     ] = None,

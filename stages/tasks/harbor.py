@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -124,17 +125,21 @@ def build_task(folder: Path, suite: str, content: Mapping[str, bytes], config: T
 def load_suite(folder: Path, *, name: str | None = None, strict: bool = False, skip_broken: bool = False) -> Suite:
     """Read every task folder under `folder`, in name order, and `suite.toml` if there is one.
 
+    `folder` may be a manifest of any name instead (`*.toml`): its `folders` name task folders relative to it, in any place.
     Raises TaskError that names every broken task (the first five in full), or, with `skip_broken`, leaves them out and
     lists them. A digest in `suite.toml` that differs from the bytes is an error: a changed suite is another suite.
     """
-    if not folder.is_dir():
+    path = folder if folder.suffix == ".toml" else folder / MANIFEST
+    if folder != path and not folder.is_dir():
         raise TaskError(f"{folder}: no such suite folder")
-    manifest = _manifest(folder)
-    suite_name = name or str(manifest.get("name") or folder.name)
+    if folder == path and not path.is_file():
+        raise TaskError(f"{path}: no such manifest of a suite")
+    manifest = _manifest(path)
+    suite_name = name or str(manifest.get("name") or (path.parent.name if path.name == MANIFEST else path.stem))
     tasks: list[Task] = []
     broken: list[str] = []
     warnings: list[str] = []
-    for entry in sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")):
+    for entry in _task_folders(path, manifest):
         try:
             tasks.append(load_task(entry, suite_name, strict=strict, warnings=warnings))
         except TaskError as error:
@@ -144,11 +149,14 @@ def load_suite(folder: Path, *, name: str | None = None, strict: bool = False, s
         raise TaskError("\n".join(broken[:5]) + more)
     if not tasks:
         raise TaskError(f"{folder}: holds no task folder (a task folder has a task.toml)")
+    twice = [task for task, n in Counter(t.id for t in tasks).items() if n > 1]
+    if twice:
+        raise TaskError(f"{path}: {len(twice)} task ids occur twice, first {twice[0]}: each task counts once")
     digest = suite_digest((task.id, task.digest) for task in tasks)
     stated = manifest.get("digest")
     if stated is not None and stated != digest and not broken:
         raise TaskError(
-            f"{folder / MANIFEST}: digest {str(stated)[:12]}… does not match the tasks ({digest[:12]}…): "
+            f"{path}: digest {str(stated)[:12]}… does not match the tasks ({digest[:12]}…): "
             "the suite was changed: restore it, or give it a new version and delete the digest line"
         )
     return Suite(
@@ -164,14 +172,23 @@ def load_suite(folder: Path, *, name: str | None = None, strict: bool = False, s
     )
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
-    path = folder / MANIFEST
+def _manifest(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise TaskError(f"{path}: cannot be read: {error}") from error
+
+
+def _task_folders(path: Path, manifest: Mapping[str, Any]) -> list[Path]:
+    """The task folders that a manifest lists, else all beside it."""
+    listed = manifest.get("folders")
+    if listed is None:
+        return sorted(p for p in path.parent.iterdir() if p.is_dir() and not p.name.startswith("."))
+    if not isinstance(listed, list) or not all(isinstance(x, str) for x in listed):
+        raise TaskError(f'{path}: `folders` must be a list of task folders, e.g. folders = ["one", "../pool/two"]')
+    return [path.parent / x for x in listed]
 
 
 def _text(folder: Path, content: Mapping[str, bytes], name: str) -> str:

@@ -88,6 +88,31 @@ def test_a_changed_suite_is_refused_until_its_digest_is_dropped(pool: Path, tmp_
     assert load_suite(copy).digest != load_suite(pool).digest
 
 
+def test_a_manifest_names_task_folders_in_any_place(pool: Path, tmp_path: Path):
+    whole = load_suite(pool)
+    chosen = [t.root.name for t in whole.tasks[:2]]
+    manifest = tmp_path / "mine.toml"
+    listed = ", ".join(f'"{pool / name}"' for name in reversed(chosen))
+    manifest.write_text(f'version = "3"\nfolders = [{listed}]\n')
+    suite = load_suite(manifest)
+    assert (suite.name, suite.version, sorted(t.root.name for t in suite.tasks)) == ("mine", "3", sorted(chosen))
+    assert load_suite(pool / MANIFEST).digest == whole.digest
+    manifest.write_text(f'digest = "{suite.digest}"\nfolders = [{listed}]\n')
+    assert load_suite(manifest).digest == suite.digest  # of its tasks, in whatever order
+    for text, words in (
+        (f'digest = "{"0" * 64}"\nfolders = [{listed}]\n', "does not match the tasks"),
+        (f"folders = [{listed}, {listed}]\n", "occur twice"),
+        ('folders = ["gone"]\n', "gone"),
+        ("folders = 3\n", "must be a list"),
+        ("folders = []\n", "holds no task folder"),
+    ):
+        manifest.write_text(text)
+        with pytest.raises(TaskError, match=words):
+            load_suite(manifest)
+    with pytest.raises(TaskError, match="no such manifest"):
+        load_suite(tmp_path / "other.toml")
+
+
 def test_write_pool_is_whole_or_absent(pool: Path, tmp_path: Path):
     with pytest.raises(TaskError, match="exists already"):
         write_pool(generate_pool("train", 2, 0), pool)
