@@ -65,6 +65,12 @@ class AuditJobs:
         return self._jobs.get(number)
 
     def _run(self, job: Job, order: str) -> None:
+        try:
+            self._rescore(job, order)
+        except OSError as error:  # no process, no memory: a page that waits for this job must end
+            job.error = f"the re-scoring process could not be run: {error}"
+
+    def _rescore(self, job: Job, order: str) -> None:
         with self._turn:
             command = [sys.executable, "-m", "orchestrator.audit_jobs"]
             with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:

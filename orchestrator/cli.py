@@ -15,9 +15,10 @@ from orchestrator.commands import (
     demo,
     doctor,
     evaluate,
-    export,
     experiment,
+    export,
     import_,
+    inbox,
     model,
     production,
     review,
@@ -45,7 +46,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (demo, doctor, services, evaluate, compare, serve, production):  # in the order of the help page
+for module in (demo, doctor, services, evaluate, compare, serve, production, inbox):  # in the order of the help page
     module.register(app)
 for group in (cycle, checkpoint, review, suite, tasks, rootfs, import_, export, audit, experiment, model, users):
     app.add_typer(group.app, rich_help_panel="Work")

@@ -64,27 +64,29 @@ def show(runbook_id: RunbookId, login: Login = "") -> None:
     """
     from orchestrator.review_look import look
 
-    out = terminal.console()
+    def say(text: str) -> None:
+        terminal.console().print(terminal.plain(text))  # what models and tasks wrote may hold escape codes
+
     with terminal.opened_store() as store:
         seen = look(store, _whole(store, runbook_id, login), login, decider=True)
         row = seen.runbook
-        out.print(f"Runbook {row.id}, revision {row.revision}, {row.state}; task {row.task_id}, planner {row.planner}")
+        say(f"Runbook {row.id}, revision {row.revision}, {row.state}; task {row.task_id}, planner {row.planner}")
         for number, line in enumerate(row.lines, start=1):
             cites = ", ".join(f"turn {c}" for c in line.get("cites", ()))
-            out.print(f"  {number}  {line['text']}" + (f"    [{cites}]" if cites else ""), markup=False)
+            say(f"  {number}  {line['text']}" + (f"    [{cites}]" if cites else ""))
         for finding in seen.findings:
             place = f"line {finding.line + 1}" if finding.line is not None else "whole"
             words = f"{finding.message} — {finding.evidence} {finding.evidence_source}"
-            out.print(f"  {finding.severity} {finding.rule} ({place}): {words}", markup=False)
+            say(f"  {finding.severity} {finding.rule} ({place}): {words}")
         if login:
             store.review_queue.see([f.id for f in seen.findings if f.id is not None], login)
         for review in [seen.mine, *seen.others]:
             if review is not None:
-                out.print(f"  {review.reviewer}: {review.decision} {review.reason}", markup=False)
+                say(f"  {review.reviewer}: {review.decision} {review.reason}")
         if seen.hidden:
-            out.print(f"  {seen.hidden} other verdicts are hidden until yours.")
+            say(f"  {seen.hidden} other verdicts are hidden until yours.")
         if seen.planted:
-            out.print(f"  A known leak: {seen.planted.truth}", markup=False)
+            say(f"  A known leak: {seen.planted.truth}")
 
 
 @app.command()

@@ -13,9 +13,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from orchestrator import models as m
 from orchestrator import transitions
+from orchestrator.cli import app
 from orchestrator.models.columns import now
 from orchestrator.settings import Settings
 from orchestrator.store import Store
@@ -115,6 +117,23 @@ def test_reading_marks_ones_own_inbox_only(store: Store, people: dict[str, int])
     assert len(store.notices.inbox(people["ada"], unread=True).items) == 2
     assert store.notices.mark_read(people["ada"]) == 2
     assert store.notices.mark_read(people["ada"]) == 0
+
+
+def test_the_inbox_by_command(
+    store: Store, people: dict[str, int], database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RSI_HOME", str(tmp_path))
+    monkeypatch.setenv("RSI_DATABASE_URL", database_url)
+    cycle_id = cycle_of(store, "ada")
+    transitions.enter(store, cycle_id, m.CycleState.FAILED, error="the disk\x1b[31m is full")
+
+    def rsi(*words: str) -> str:
+        return str(CliRunner().invoke(app, ["inbox", *words]).output)
+
+    assert f"demo (cycle {cycle_id}) was stopped: the disk\\x1b[31m is full" in rsi("--as", "ada", "--read")
+    assert "Nothing new" in rsi("--as", "ada")
+    assert "read" in rsi("--as", "ada", "--all")
+    assert store.notices.unread(people["ada"]) == 0
 
 
 # ------------------------------------------------------------------------------------------------------------ webhook
