@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -76,7 +77,7 @@ def _export(
     done: list[ExportedJob] = []
     try:
         for group in _groups(store, where):
-            name = "__".join(safe_name(part) for part in (group.model, group.phase or "attempts", group.suite))
+            name = _free(staged, (group.model, group.phase or "attempts", group.suite))
             done.append(_write(store, staged / name, group))
             watch(f"{name}: {done[-1].trials} trials")
         if not done:
@@ -91,6 +92,15 @@ def _export(
     return tuple(
         ExportedJob(folder=folder / j.folder.name, model=j.model, suite=j.suite, trials=j.trials) for j in done
     )
+
+
+def _free(folder: Path, parts: Sequence[str]) -> str:
+    """A folder name of these parts that no other job has: two cycles may share them, and so may names that look alike."""
+    name = "__".join(safe_name(part)[:60] for part in parts)
+    number = 1
+    while (folder / (found := name if number == 1 else f"{name}__{number}")).exists():
+        number += 1
+    return found
 
 
 def _groups(store: Store, where: TrajectoryFilter) -> Iterator[_Group]:
@@ -131,7 +141,7 @@ def _write(
     tasks: dict[str, m.Task] = {}
     if suite is not None and suite.id is not None:
         tasks = {t.task_id: t for t in store.suites.tasks(suite.id, limit=1_000_000).items}
-    most = max((sum(r.task_id == t for r in group.rows) for t in {r.task_id for r in group.rows}), default=1)
+    most = max(Counter(r.task_id for r in group.rows).values(), default=1)
     job = ExportJob(
         name=folder.name,
         model=group.model,

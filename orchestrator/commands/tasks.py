@@ -62,7 +62,7 @@ def check(
                 "severity": p.severity,
                 "rule": p.rule,
                 "path": _plain(str(p.path)),
-                "line": p.line,
+                "line": p.line or None,  # none where the whole file is meant, or is missing
                 "message": _plain(p.message),
             }
             for p in found

@@ -78,6 +78,10 @@ def write_job(folder: Path, job: ExportJob, trials: Iterable[ExportTrial]) -> in
         staged.rename(folder)
     except OSError as error:
         raise TrialError(f"{folder} cannot be written: {error.strerror or error}") from error
+    except (OverflowError, ValueError) as error:  # what was imported may say that it took ten thousand years
+        raise TrialError(
+            f"{folder} cannot be written: a time or number of an attempt is out of range ({error})"
+        ) from error
     finally:
         shutil.rmtree(staged, ignore_errors=True)
     return summary.trials

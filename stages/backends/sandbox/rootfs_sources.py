@@ -164,6 +164,8 @@ class _Tar:
                     full = "/" + entry.name.removeprefix("./").strip("/")
                     if (
                         full == "/"
+                        or ".." in full.split("/")
+                        or not (entry.isreg() or entry.islnk() or entry.issym() or entry.isdir())  # no devices
                         or _LEFT_OUT.search(full + "/")
                         or not full.startswith(("/usr/", "/bin/", "/sbin/", "/lib"))
                     ):
