@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from orchestrator import models as m
+from orchestrator.review_look import needs as needs_of
 from orchestrator.store import Store
 from orchestrator.store.console_queries import ConsoleQueries
 from orchestrator.store.notices import InboxEntry
+from orchestrator.store.review_queue import QueueFilter
 from stages.errors import StoreError
 from webui import urls
 from webui.access import Action, needs, viewer_of
@@ -20,6 +22,7 @@ from webui.rendering import page
 
 router = APIRouter(dependencies=[Depends(needs(Action.SEE))])
 UNREAD = 5  # notices; the inbox has all
+MOST_WAITING = 100  # runbooks of a gate that are counted
 
 
 @router.get("/", response_class=HTMLResponse)
@@ -29,7 +32,7 @@ def overview(request: Request) -> HTMLResponse:
     running = queries.summaries(store.cycles.list(states=sorted(LIVE), limit=20).items)
     suspended = queries.summaries(store.cycles.list(states=[m.CycleState.SUSPENDED], limit=20).items)
     failed = queries.summaries(store.cycles.list(states=[m.CycleState.FAILED], limit=5).items)
-    waiting = queries.waiting([s.cycle.id for s in suspended if s.cycle.id is not None])
+    waiting = _waiting(request, [s.cycle.id for s in suspended if s.cycle.id is not None])
     context = OverviewContext(
         title="Overview",
         section="overview",
@@ -44,6 +47,25 @@ def overview(request: Request) -> HTMLResponse:
         empty=not store.cycles.list(limit=1).items,
     )
     return page(request, context)
+
+
+def _waiting(request: Request, cycle_ids: Sequence[int]) -> Mapping[int, int]:
+    """Cycle id -> runbooks that wait; for reviewers those that wait for them, planted leaks among them.
+
+    A count of the real ones would fall with every verdict on a real one, and so betray the planted ones.
+    """
+    store, viewer = store_of(request), viewer_of(request)
+    if not viewer.blind:
+        return queries_of(request).waiting(cycle_ids)
+    if not viewer.may(Action.DECIDE):
+        return {}
+    need = needs_of(store)
+    return {
+        i: store.review_queue.count(
+            QueueFilter(mine=True, cycle_id=i), viewer.login, decider=True, needs=need, cap=MOST_WAITING
+        )
+        for i in cycle_ids
+    }
 
 
 def _unread(request: Request, store: Store) -> Sequence[InboxEntry]:
