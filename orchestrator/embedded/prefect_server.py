@@ -20,6 +20,7 @@ from psycopg import sql
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy import make_url
 
+from orchestrator.embedded.gpu_classes import ensure_queues
 from orchestrator.embedded.layout import Layout
 from orchestrator.embedded.processes import FLOW_PROCESS
 from orchestrator.settings import Settings
@@ -173,6 +174,18 @@ def worker_online(settings: Settings, pool: str, *, since: float) -> bool:
     return any(_unix(beat) >= since for beat in beats)
 
 
+def queue_polled(settings: Settings, pool: str, queue: str, *, since: float) -> bool:
+    """A worker has asked for work of this queue after `since` (Unix time, s)."""
+    client = _http(api_url(settings), auth_string(settings))
+    try:
+        answer = client.get(f"/work_pools/{quote(pool)}/queues/{quote(queue)}")
+        answer.raise_for_status()
+    except httpx.HTTPError:
+        return False
+    polled = answer.json().get("last_polled")
+    return bool(polled) and _unix(polled) >= since
+
+
 def _unix(timestamp: str) -> float:
     from datetime import datetime
 
@@ -183,7 +196,7 @@ def register(settings: Settings, deployments: tuple[Deployment, ...] = DEPLOYMEN
     """Create the work pools and deployments, or bring them up to date. Safe to repeat.
 
     Raises:
-        ConfigError: a job template is no JSON object.
+        ConfigError: what should be a job template is none.
         ServiceError: the server refuses, or has a pool of another type.
     """
     from prefect.client.orchestration import SyncPrefectClient
@@ -193,6 +206,7 @@ def register(settings: Settings, deployments: tuple[Deployment, ...] = DEPLOYMEN
         with SyncPrefectClient(api_url(settings), auth_string=auth_string(settings) or None) as client:
             for pool in POOLS:
                 _ensure_pool(client, pool)
+            ensure_queues(client, settings)
             for deployment in deployments:
                 client.create_deployment(
                     client.create_flow_from_name(deployment.flow),
@@ -214,7 +228,7 @@ def job_template(pool: str) -> dict[str, Any] | None:
     """The base job template of a Kubernetes pool; None: `pool` is a process pool.
 
     Raises:
-        ConfigError: the file cannot be read or is no JSON object.
+        ConfigError: the file cannot be read or is no job template.
     """
     folder = PrefectSettings().job_templates
     path = folder / f"{pool}.json" if folder else None
@@ -224,8 +238,8 @@ def job_template(pool: str) -> dict[str, Any] | None:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"RSI_PREFECT_JOB_TEMPLATES: {path} cannot be read as JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"RSI_PREFECT_JOB_TEMPLATES: {path} is no JSON object")
+    if not isinstance(found, dict) or "job_configuration" not in found:
+        raise ConfigError(f"RSI_PREFECT_JOB_TEMPLATES: {path} is no base job template: it lacks `job_configuration`")
     return found
 
 

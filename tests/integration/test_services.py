@@ -19,6 +19,7 @@ import pytest
 from orchestrator import models as m
 from orchestrator import workers
 from orchestrator.embedded import control, database, prefect_server, processes
+from orchestrator.embedded.prefect_server import GPU_CYCLE
 from orchestrator.embedded.state import Phase, ServiceState
 from orchestrator.reconcile import reconcile, running_flows
 from orchestrator.settings import Settings
@@ -36,6 +37,7 @@ from tests.integration.services_kit import (
     settings_of,
     wait,
 )
+from webui.pages.standing import standing
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +164,41 @@ def test_flow_killed_with_its_worker_becomes_resumable(installation: Settings, s
     wait(lambda: workers.flow_run(again, settings=installation).state is FlowState.COMPLETED)
 
 
+def test_gpu_classes_are_queues_with_limits_and_a_cycle_says_what_it_waits_for(
+    installation: Settings, store: Store
+) -> None:
+    for text, limits in (("h100=2,l40s=1", {"h100": 2, "l40s": 1}), ("h100=3", {"h100": 3, "l40s": 1})):
+        prefect_server.register(installation.model_copy(update={"gpu_classes": text}), (STUB,))
+        with workers._client(installation) as client:
+            queues = {q.name: q.concurrency_limit for q in client.read_work_queues(work_pool_name="gpu")}
+        assert {name: queues[name] for name in limits} == limits
+    with pytest.raises(ConfigError, match="'h100' is no NAME=CYCLES"):
+        prefect_server.register(installation.model_copy(update={"gpu_classes": "h100"}), ())
+    with pytest.raises(ServiceError, match="no GPU class 'b200'.*known: h100, l40s"):
+        workers.submit_cycle(11, settings=installation, deployment=GPU_CYCLE, gpu_class="b200")
+
+    config = {"learner": {"device": "cuda", "gpu_class": "l40s"}}
+    flow_run_id = workers.submit_cycle(
+        11, settings=installation, deployment=workers.deployment_of(config), gpu_class=workers.gpu_class_of(config)
+    )
+    with workers._client(installation) as client:
+        assert client.read_flow_run(UUID(flow_run_id)).work_queue_name == "l40s"
+    row = m.Cycle(name="t", recipe="t", config=config, config_digest="0", seed=0, flow_run_id=flow_run_id)
+    cycle = store.cycles.create(row)
+    try:
+        for later in (5, 60, 120):
+            reconcile(installation, database.url(installation), now=time.time() + later)
+        (line,) = store.logs.read(cycle.id or 0)
+        assert "no worker of the work pool 'gpu' for the GPU class 'l40s' is online" in line.text
+        assert "rsi worker --pool gpu --gpu-class l40s" in line.text
+        shown = rsi(installation, "cycle", "show", str(cycle.id)).stdout
+        assert "waits: no worker" in shown
+        assert line.text in standing(store, store.cycles.get(cycle.id or 0)).words
+    finally:
+        workers.cancel_flow_run(flow_run_id, settings=installation)
+        store.cycles.set_state(cycle.id or 0, m.CycleState.CANCELLED)
+
+
 @pytest.mark.full
 def test_a_worker_of_the_other_pool_in_the_foreground(installation: Settings) -> None:
     command = [sys.executable, "-m", "orchestrator.cli", "worker", "--pool", "gpu", "--name", "test-gpu"]
@@ -204,12 +241,13 @@ def test_the_kubernetes_pool_registers_and_its_pod_command_runs_the_flow(
     assert workers.flow_run(flow_run_id, settings=installation).state is FlowState.COMPLETED
 
     monkeypatch.setattr(prefect_server, "POOLS", ("cpu",))  # a process pool, which has to stay one
-    (tmp_path / "cpu.json").write_text("{}")
+    (tmp_path / "cpu.json").write_bytes((tmp_path / f"{pool}.json").read_bytes())
     with pytest.raises(ServiceError, match="prefect work-pool delete cpu"):
         prefect_server.register(installation, ())
-    (tmp_path / "cpu.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"cpu\.json cannot be read as JSON"):
-        prefect_server.register(installation, ())
+    for text, complaint in (("{", "cannot be read as JSON"), ("{}", "is no base job template")):
+        (tmp_path / "cpu.json").write_text(text)
+        with pytest.raises(ConfigError, match=complaint):
+            prefect_server.register(installation, ())
 
 
 async def _container_of(flow_run_id: str, settings: Settings) -> dict[str, Any]:
