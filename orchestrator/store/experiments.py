@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -84,7 +84,7 @@ class Experiments(Repository):
         with self._session() as session:
             session.execute(query.values(cycle_id=cycle_id, error=error))
 
-    def cycle_states(self, names: Sequence[str]) -> dict[str, list[m.CycleState]]:
+    def cycle_states(self, names: Sequence[str]) -> Mapping[str, Sequence[m.CycleState]]:
         """Experiment -> states of the cycles that were made for it, shared prefixes included."""
         found: dict[str, list[m.CycleState]] = {name: [] for name in names}
         label = col(m.Cycle.config)["experiment"].astext
@@ -162,12 +162,9 @@ class Experiments(Repository):
     def updates_of(self, cycle_ids: Sequence[int]) -> Sequence[tuple[int, Phase, int]]:
         """(stage id, phase, optimiser steps) as logged; a joint step is one update of the critic and one of the actor."""
         own = m.StepMetric
-        steps = select(col(own.stage_id), col(own.phase), col(own.step)).distinct().subquery()
-        query = (
-            select(steps.c.stage_id, steps.c.phase, func.count())
-            .join(m.Stage, col(m.Stage.id) == steps.c.stage_id)
-            .where(col(m.Stage.cycle_id).in_(cycle_ids))
-            .group_by(steps.c.stage_id, steps.c.phase)
-        )
+        steps = select(col(own.stage_id), col(own.phase), col(own.step)).distinct()
+        steps = steps.join(m.Stage, col(m.Stage.id) == col(own.stage_id)).where(col(m.Stage.cycle_id).in_(cycle_ids))
+        each = steps.subquery()
+        query = select(each.c.stage_id, each.c.phase, func.count()).group_by(each.c.stage_id, each.c.phase)
         with self._session() as session:
             return [(row[0], Phase(row[1]), row[2]) for row in session.execute(query).tuples()]

@@ -1,0 +1,98 @@
+"""axe on every page: no WCAG 2.2 A or AA violation, in light and dark, wide and narrow. Pages are found from the routes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from orchestrator.embedded import postgres
+from orchestrator.store import Store
+from tests.conftest import TEMPLATE
+from tests.console_people import app_for, cookie_for
+from tests.console_server import serving
+from tests.console_world import SIGN_IN, Everything, examples, page_routes, seed_everything
+
+playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+axe = pytest.importorskip("axe_playwright_python.base", reason="pip install axe-playwright-python")
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or ""
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not CHROMIUM, reason="no Chromium: apt-get install chromium, or set CHROMIUM"),
+]
+EVERY_RULE = {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
+COLOURS = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}  # what dark mode can break
+PLACES = {"type": "rule", "values": ["target-size", "scrollable-region-focusable"]}  # what a narrow screen can break
+WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 800}
+
+
+@pytest.fixture(scope="module")
+def world(
+    postgres_server: postgres.PostgresInfo, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Everything, str]]:
+    url = postgres.ensure_database(postgres_server, "accessible", template=TEMPLATE)
+    folder = tmp_path_factory.mktemp("accessible")
+    store = Store.open(url, folder / "artifacts", pool_size=10)
+    everything = seed_everything(store, folder)
+    with serving(store) as base:
+        yield everything, base
+    store.close()
+    postgres.drop_database(postgres_server, "accessible")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as p:
+        opened = p.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+        )
+        yield opened
+        opened.close()
+
+
+def test_every_page_has_an_example(world: tuple[Everything, str]) -> None:
+    everything, _ = world
+    assert set(page_routes(app_for(everything.store))) == set(examples(everything))
+
+
+def test_no_page_violates_wcag_2_2_aa(browser: Any, world: tuple[Everything, str]) -> None:
+    everything, base = world
+    found: list[str] = []
+    for signed_in in (True, False):
+        context = browser.new_context(viewport=WIDE)
+        context.set_default_timeout(30_000)
+        if signed_in:
+            context.add_cookies([{**cookie_for(everything.store, everything.login), "url": base}])
+        page = context.new_page()
+        for route, addresses in examples(everything).items():
+            if (route in SIGN_IN) == signed_in:
+                continue
+            for address in addresses:
+                found += violations(page, base, address)
+        context.close()
+    assert not found, "\n".join(found)
+
+
+def violations(page: Any, base: str, address: str) -> list[str]:
+    page.emulate_media(color_scheme="light", reduced_motion="reduce")
+    page.set_viewport_size(WIDE)
+    answer = page.goto(base + address, wait_until="load")
+    assert answer.status in (200, 404), (address, answer.status)
+    page.evaluate(axe.AXE_SCRIPT)
+    found = _run(page, f"{address} light", EVERY_RULE)
+    page.emulate_media(color_scheme="dark", reduced_motion="reduce")
+    found += _run(page, f"{address} dark", COLOURS)
+    page.set_viewport_size(NARROW)
+    return found + _run(page, f"{address} narrow", PLACES)
+
+
+def _run(page: Any, what: str, only: dict[str, Any]) -> list[str]:
+    told = page.evaluate("only => axe.run(document, {runOnly: only, resultTypes: ['violations']})", only)
+    return [
+        f"{what}: {v['id']}: {node['target']} {' '.join(node['failureSummary'].split())[:300]}"
+        for v in told["violations"]
+        for node in v["nodes"][:3]
+    ]
