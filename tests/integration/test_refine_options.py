@@ -63,10 +63,8 @@ def of_phase(store: Store, stage_id: int, phase: Phase) -> list[m.Trajectory]:
     return list(store.trajectories.list(TrajectoryFilter(stage_id=stage_id, phase=phase), limit=1000).items)
 
 
-def surplus(store: Store, settings: Settings, every: int) -> tuple[object, object]:
-    """Digests and kept attempts of a run whose joint steps 1 and 2 complete their surplus every `every`-th time."""
-    cycle_id = new_cycle(store, **{"rpr.0.complete_surplus_every": every})
-    assert run_cycle(store, settings, cycle_id) is m.CycleState.DONE
+def check_surplus(store: Store, cycle_id: int, every: int) -> set[tuple[object, ...]]:
+    """Spec §7: the rest is cancelled, every `every`-th step it is completed, and never is it a sample. The kept attempts."""
     stage = store.stages.named(cycle_id, "RPR-1")
     assert stage.id is not None
     kept = {(t.step, t.task_id, t.attempt, t.n_sampled) for t in of_phase(store, stage.id, Phase.JOINT)}
@@ -83,22 +81,22 @@ def surplus(store: Store, settings: Settings, every: int) -> tuple[object, objec
     assert report.shifts[0].shift <= 0  # the first to finish are short
     joint = [r for r in store.trajectories.success(cycle_id) if r.phase is Phase.JOINT]
     assert all(r.attempts == r.verdicts == 8 for r in joint)
-    return digests(store, cycle_id), kept
-
-
-def test_the_surplus_is_cut_or_completed_and_is_no_sample(store: Store, settings: Settings) -> None:
-    """Spec §7: the rest is cancelled, every n-th step it is completed."""
-    surplus(store, settings, every=2)
+    return kept
 
 
 @pytest.mark.full
 def test_cutting_the_surplus_changes_nothing_that_is_trained(store: Store, settings: Settings) -> None:
-    assert surplus(store, settings, every=1) == surplus(store, settings, every=2)
+    found = []
+    for every in (1, 2):
+        cycle_id = new_cycle(store, **{"rpr.0.complete_surplus_every": every})
+        assert run_cycle(store, settings, cycle_id) is m.CycleState.DONE
+        found.append((digests(store, cycle_id), check_surplus(store, cycle_id, every)))
+    assert found[0] == found[1]
 
 
 def recalibrated(store: Store, settings: Settings, paused_at: int | None) -> tuple[object, ...]:
     """A run whose critic is stale after joint step 1; a pause after a critic-only update is resumed."""
-    cycle_id = new_cycle(store, **STALE, **{"rpr.0.ev_alarm": "recalibrate"})
+    cycle_id = new_cycle(store, **STALE, **{"rpr.0.ev_alarm": "recalibrate", "rpr.0.complete_surplus_every": 2})
 
     def pause(row: m.Stage, record: object) -> None:
         if isinstance(record, StepDone) and record.phase is Phase.CALIBRATE and record.step == paused_at:
@@ -121,10 +119,13 @@ def recalibrated(store: Store, settings: Settings, paused_at: int | None) -> tup
     assert any(name.startswith("reward/scale/") for name in joint[1])
     facts = store.stages.phases(stage.id)[Phase.CALIBRATE].facts
     assert (facts["steps"], facts["recalibration_updates"]) == (8, 4)
-    (curve,) = ev_curves(store, stage_ids=[stage.id], patience=1)
+    (curve,) = ev_curves(store, stage_ids=[stage.id])
     order = [(p.phase, p.step) for p in curve.points if p.phase is not Phase.WARMUP]
     assert order[4:10] == [(Phase.JOINT, 1), *((Phase.CALIBRATE, s) for s in (5, 6, 7, 8)), (Phase.JOINT, 2)]
-    return digests(store, cycle_id), joint[2]["reward/scales_drifted"], joint[2]["rollout/reward_mean"]
+    assert curve.alarm is not None  # joint step 2 alone, by the recipe's own patience
+    assert curve.alarm.steps == 1
+    kept = check_surplus(store, cycle_id, 2)
+    return digests(store, cycle_id), joint[2]["reward/scales_drifted"], joint[2]["rollout/reward_mean"], kept
 
 
 def test_a_stale_critic_gets_a_further_block_of_updates(store: Store, settings: Settings) -> None:
