@@ -49,6 +49,7 @@ class Group:
         self._folder = Path(tempfile.mkdtemp(prefix="rsi-learner-"))  # 0700; short, for the socket's path
         self._log = self._folder / "ranks.log"
         self._lives: dict[int, socket.socket] = {}
+        self._ranks: list[psutil.Process] = []  # as they said: an orphan is no descendant of torchrun any more
         self._commands: socket.socket | None = None
         self._process: subprocess.Popen | None = None
         self._listener = socket.socket(socket.AF_UNIX)
@@ -127,10 +128,15 @@ class Group:
                     raise self._failed(f"only {len(self._lives)} of {processes} ranks came up") from None
                 continue
             s.settimeout(self.limits.silence)
-            hello = json.loads(wire.take(s) or b"{}")
+            try:
+                hello = json.loads(wire.take(s) or b"{}")
+            except (OSError, ValueError) as error:
+                raise self._failed(f"a rank did not say who it is ({error})") from error
             if hello.get("role") == "life":
                 s.setblocking(False)
                 self._lives[hello["rank"]] = s
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    self._ranks.append(psutil.Process(hello["pid"]))
             elif hello:
                 self._commands = s
 
@@ -187,15 +193,16 @@ class Group:
         )
 
     def _end(self, process: subprocess.Popen) -> None:
-        """torchrun and every rank, stopped ones too: ranks are in sessions of their own, so by descent."""
+        """torchrun and every rank, stopped ones too: ranks are in sessions of their own, so by descent and by name."""
+        ranks, self._ranks = self._ranks, []
         with contextlib.suppress(psutil.NoSuchProcess):
             launcher = psutil.Process(process.pid)
-            ranks = launcher.children(recursive=True)
-            for one in (launcher, *ranks):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    one.kill()
-            psutil.wait_procs(ranks, timeout=GRACE_S)
+            ranks = [launcher, *launcher.children(recursive=True), *ranks]
+        for one in ranks:
+            with contextlib.suppress(psutil.NoSuchProcess):  # psutil looks at its birth, too: never at a later process
+                one.kill()
         process.wait()
+        psutil.wait_procs(ranks, timeout=GRACE_S)
         for s in (self._listener, self._commands, *self._lives.values()):
             if s is not None:
                 s.close()  # a rank that was orphaned before it was counted ends by this
