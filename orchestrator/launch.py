@@ -156,10 +156,14 @@ def cancel_cycle(store: Store, cycle_id: int, *, actor: str, settings: Settings 
 
 
 def _submit(store: Store, cycle_id: int, *, previous: str | None, settings: Settings) -> None:
-    deployment = workers.deployment_of(store.cycles.get(cycle_id).config)
+    config = store.cycles.get(cycle_id).config
     try:
         flow_run_id = workers.submit_cycle(
-            cycle_id, previous_flow_run_id=previous, settings=settings, deployment=deployment
+            cycle_id,
+            previous_flow_run_id=previous,
+            settings=settings,
+            deployment=workers.deployment_of(config),
+            gpu_class=workers.gpu_class_of(config),
         )
     except ServiceError as error:
         transitions.enter(store, cycle_id, m.CycleState.FAILED, error=f"It could not be started: {error}")

@@ -35,6 +35,8 @@ ACTIVE = (
     m.CycleState.RESUMING,
     m.CycleState.CANCELLING,
 )
+WAITING = (m.CycleState.QUEUED, m.CycleState.RESUMING)
+WAIT_S = 30.0  # a free worker takes a flow run within seconds
 MOVES = (m.EventKind.CYCLE_CREATED, m.EventKind.CYCLE_STATE)
 FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 
@@ -127,10 +129,24 @@ def reconcile_store(store: "Store", settings: Settings, *, now: float | None = N
     looked = look(store, settings, time.time() if now is None else now)
     repairs = [r for r in map(judge, looked) if r and _apply(store, r)]
     _tell_prefect(repairs, settings)
+    _tell_waiting(store, settings, looked, time.time() if now is None else now)
     for seen in looked:
         if seen.state is m.CycleState.CANCELLING and seen.changed_age_s > CANCEL_S and seen.flow:
             workers.cancel_flow_run(seen.flow.id, settings=settings)  # nothing happens to one that has ended
     return repairs
+
+
+def _tell_waiting(store: "Store", settings: Settings, looked: Sequence[Seen], now: float) -> None:
+    """A cycle that no worker has taken says in its log what it waits for; once, and again when that changes."""
+    from orchestrator.store.logs import WAITS, NewLine
+
+    for seen in looked:
+        scheduled = seen.flow is not None and seen.flow.state is FlowState.SCHEDULED
+        if not scheduled or seen.changed_age_s < WAIT_S or seen.state not in WAITING:
+            continue
+        text = workers.why_waiting(store.cycles.get(seen.cycle_id).config, settings=settings, now=now)
+        if store.logs.newest(seen.cycle_id, WAITS) != text:
+            store.logs.append(seen.cycle_id, [NewLine(level=logging.WARNING, logger=WAITS, text=text)])
 
 
 def interrupt(settings: Settings, database_url: str, why: str) -> Sequence[Repair]:

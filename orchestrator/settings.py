@@ -33,6 +33,7 @@ class Settings(BaseSettings):
     sglang_urls: str = ""  # servers of recipes with sampler.backend = "sglang": "http://a:30000,http://b:30000"
     sglang_weights_url: str = ""  # folder or fsspec URL where weights are put for them; empty: they see our folders
     sglang_weights_path: str = ""  # where they have that mounted; empty: under the same path
+    gpu_classes: str = ""  # class=cycles at once, with commas: "h100=2,l40s=1" (`embedded.gpu_classes`)
     prefect_port: int = Field(default=4310, ge=1, le=65535)
     webhook_url: str = ""  # notices are sent there (`orchestrator.webhooks`); empty: nowhere
     webhook_secret_file: Path = Path("secrets/webhook")  # signs them; relative to `home`

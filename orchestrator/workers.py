@@ -17,6 +17,7 @@ from uuid import UUID
 import httpx
 
 from orchestrator.embedded import control, database, prefect_server, services
+from orchestrator.embedded.gpu_classes import require_class
 from orchestrator.embedded.prefect_server import CYCLE, GPU_CYCLE, Deployment
 from orchestrator.settings import Settings, get_settings
 from stages.errors import ServiceError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun as PrefectFlowRun
 
 CANCEL_WAIT_S = 60.0
+WORKER_SILENCE_S = 90.0  # a worker beats every 30 s
 
 
 class FlowState(StrEnum):
@@ -68,6 +70,7 @@ def submit_cycle(
     previous_flow_run_id: str | None = None,
     settings: Settings | None = None,
     deployment: Deployment = CYCLE,
+    gpu_class: str = "",
 ) -> str:
     """Ask Prefect to run a cycle's flow on a worker; returns the flow run's id (0.1 s; the process starts in 2-5 s).
 
@@ -75,13 +78,19 @@ def submit_cycle(
     flow run, so that a double click or a repeated request starts one process.
 
     Raises:
-        ServiceError: no Prefect server answers, or it lacks the deployment.
+        ServiceError: no Prefect server answers, or it lacks the deployment or the GPU class.
     """
     key = f"{deployment.full_name}/{cycle_id}/after-{previous_flow_run_id or 'nothing'}"
     with _client(settings) as client:
         found = client.read_deployment_by_name(deployment.full_name)
+        if gpu_class:
+            require_class(client, gpu_class)
         flow_run = client.create_flow_run_from_deployment(
-            found.id, parameters={"cycle_id": cycle_id}, name=f"cycle-{cycle_id}", idempotency_key=key
+            found.id,
+            parameters={"cycle_id": cycle_id},
+            name=f"cycle-{cycle_id}",
+            idempotency_key=key,
+            work_queue_name=gpu_class or None,
         )
     return str(flow_run.id)
 
@@ -89,6 +98,27 @@ def submit_cycle(
 def deployment_of(config: Mapping[str, Any]) -> Deployment:
     """Where a stored cycle's process runs: on the pool `gpu` when its learner computes on GPUs, else on `cpu`."""
     return GPU_CYCLE if config.get("learner", {}).get("device") == "cuda" else CYCLE
+
+
+def gpu_class_of(config: Mapping[str, Any]) -> str:
+    """The GPU class that a stored cycle asks for; empty: any."""
+    return str(config.get("learner", {}).get("gpu_class", "")) if deployment_of(config).pool == "gpu" else ""
+
+
+def why_waiting(config: Mapping[str, Any], *, settings: Settings, now: float) -> str:
+    """What a stored cycle whose flow run no worker has taken waits for, at the Unix time `now`."""
+    pool, gpu_class = deployment_of(config).pool, gpu_class_of(config)
+    option = f" --gpu-class {gpu_class}" if gpu_class else ""
+    whose = f"the work pool {pool!r}" + (f" for the GPU class {gpu_class!r}" if gpu_class else "")
+    since = now - WORKER_SILENCE_S
+    online = (
+        prefect_server.queue_polled(settings, pool, gpu_class, since=since)
+        if gpu_class
+        else prefect_server.worker_online(settings, pool, since=since)
+    )
+    if online:
+        return f"waits for a free place: the workers of {whose} have as many cycles as they may"
+    return f"waits: no worker of {whose} is online; start one with `rsi worker --pool {pool}{option}`"
 
 
 def flow_runs(ids: Sequence[str], *, settings: Settings | None = None) -> dict[str, FlowRun]:
@@ -144,7 +174,12 @@ def mark_crashed(flow_run_id: str, message: str, *, settings: Settings | None = 
 
 
 def run_worker(
-    pool: str, *, name: str | None = None, health_port: int | None = None, settings: Settings | None = None
+    pool: str,
+    *,
+    name: str | None = None,
+    gpu_class: str = "",
+    health_port: int | None = None,
+    settings: Settings | None = None,
 ) -> None:
     """Become a worker of `pool`: replaces this process, so that signals reach the worker itself. Does not return.
 
@@ -155,6 +190,8 @@ def run_worker(
     """
     if pool not in prefect_server.POOLS:
         raise ServiceError(f"There is no work pool {pool!r}. Choose one of {', '.join(prefect_server.POOLS)}.")
+    if gpu_class and pool != "gpu":
+        raise ServiceError(f"The pool {pool!r} has no GPU classes. Use --pool gpu, or leave --gpu-class out.")
     settings = control.running_settings(settings or get_settings())
     database_url = database.url(settings)
     if not prefect_server.healthy(settings):
@@ -166,7 +203,7 @@ def run_worker(
     environment = services.common(settings, database_url) | prefect_server.client_environment(settings)
     if health_port:
         environment |= {"PREFECT_WORKER_WEBSERVER_HOST": "0.0.0.0", "PREFECT_WORKER_WEBSERVER_PORT": str(health_port)}
-    command = services.worker_command(pool, name, health=health_port is not None)
+    command = services.worker_command(pool, name, health=health_port is not None, gpu_class=gpu_class)
     services.default_signals()
     os.execve(command[0], command, {**os.environ, **environment})
 

@@ -273,6 +273,7 @@ class LayoutConfig(Strict):
 class LearnerConfig(Strict):
     backend: Literal["torch", "megatron"] = "torch"
     device: Literal["cpu", "cuda"] = "cpu"  # "cuda": the cycle goes to the GPU pool
+    gpu_class: str = Field(default="", pattern=r"^([a-z0-9][a-z0-9_-]{0,39})?$")  # a queue of the GPU pool; empty: any
     layout: LayoutConfig = LayoutConfig()  # megatron only
     max_tokens_per_gpu: PositiveInt = 8192
     log_probs_chunk_size: PositiveInt = 1024
@@ -285,6 +286,8 @@ class LearnerConfig(Strict):
     @model_validator(mode="after")
     def _layout(self) -> LearnerConfig:
         layout = self.layout
+        if self.gpu_class and self.device != "cuda":
+            raise ValueError('learner.gpu_class chooses among GPU workers; set learner.device = "cuda" with it')
         if self.backend == "torch" and layout.processes > 1:
             raise ValueError(f'learner.layout asks for {layout.processes} processes; backend = "torch" has one')
         if layout.sequence_parallel and layout.tensor_model_parallel_size == 1:

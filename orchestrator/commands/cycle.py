@@ -107,6 +107,8 @@ def show(cycle_id: CycleId) -> None:
 
         rsi cycle show 3
     """
+    from orchestrator.store.logs import WAITS
+
     with terminal.opened_store() as store:
         cycle = store.cycles.get(cycle_id)
         out = terminal.console()
@@ -117,6 +119,8 @@ def show(cycle_id: CycleId) -> None:
         )
         if cycle.error:
             out.print(f"error: {cycle.error}", style="red")
+        if cycle.state in {"queued", "resuming"} and (waits := store.logs.newest(cycle_id, WAITS)):
+            out.print(waits)
         if cycle.digest_claim_void:
             out.print(f"digest claim void: {cycle.digest_claim_void}")
         out.print()

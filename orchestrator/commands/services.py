@@ -127,6 +127,7 @@ def status(
 def worker(
     pool: Annotated[str, typer.Option(help="Work pool: cpu or gpu.")] = "cpu",
     name: Annotated[str | None, typer.Option(help="Name in Prefect's list.", show_default="<host>-<pool>")] = None,
+    gpu_class: Annotated[str, typer.Option(help="Take cycles of this GPU class only.", show_default="all")] = "",
     health_port: Annotated[
         int | None,
         typer.Option(min=1, max=65535, metavar="N", help="Answer /health there, for container platforms."),
@@ -140,10 +141,12 @@ def worker(
     Example:
 
         rsi worker --pool gpu
+
+        rsi worker --pool gpu --gpu-class h100
     """
     from orchestrator import workers
 
-    workers.run_worker(pool, name=name, health_port=health_port, settings=terminal.settings())
+    workers.run_worker(pool, name=name, gpu_class=gpu_class, health_port=health_port, settings=terminal.settings())
 
 
 # --------------------------------------------------------------------------- output

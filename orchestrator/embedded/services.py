@@ -82,10 +82,10 @@ def worker(settings: Settings, database_url: str, pool: str = "cpu") -> Service:
     )
 
 
-def worker_command(pool: str, name: str | None = None, *, health: bool = False) -> tuple[str, ...]:
-    """`health`: it answers `/health` at PREFECT_WORKER_WEBSERVER_PORT."""
+def worker_command(pool: str, name: str | None = None, *, health: bool = False, gpu_class: str = "") -> tuple[str, ...]:
+    """`gpu_class`: it takes cycles of this class only. `health`: it answers `/health` at PREFECT_WORKER_WEBSERVER_PORT."""
     # Without --name every restart would leave one more dead worker in Prefect's list.
-    name = name or f"{socket.gethostname()}-{pool}"
+    name = name or "-".join(filter(None, (socket.gethostname(), pool, gpu_class)))
     kind = prefect_server.pool_type(pool)
     options: tuple[str, ...] = ("--pool", pool, "--type", kind, "--name", name)
     if health:
@@ -94,6 +94,8 @@ def worker_command(pool: str, name: str | None = None, *, health: bool = False) 
         pool == "gpu" and kind == "process"
     ):  # a cycle's learner takes the GPUs of its machine: others wait for their turn
         options += ("--limit", "1")
+    if gpu_class:
+        options += ("--work-queue", gpu_class)
     return (sys.executable, "-m", "prefect", "worker", "start", *options)
 
 

@@ -14,6 +14,8 @@ from orchestrator.models.columns import now
 from orchestrator.store.base import Repository
 from orchestrator.store.connection import clean_text
 
+WAITS = "rsi.waiting"  # logger of the lines that say what a cycle without a process waits for
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewLine:
@@ -71,6 +73,15 @@ class Logs(Repository):
                 return session.execute(query).scalars().all()
             query = query.order_by(col(m.LogLine.id).desc()).limit(limit)
             return session.execute(query).scalars().all()[::-1]
+
+    def newest(self, cycle_id: int, logger: str, *, since: datetime | None = None) -> str:
+        """Text of the last line of one logger; empty: none."""
+        query = select(m.LogLine).where(col(m.LogLine.cycle_id) == cycle_id, col(m.LogLine.logger) == logger)
+        if since is not None:
+            query = query.where(col(m.LogLine.created_at) >= since)
+        with self._session() as session:
+            found = session.execute(query.order_by(col(m.LogLine.id).desc()).limit(1)).scalars().first()
+            return found.text if found else ""
 
     def first_error(self, cycle_id: int) -> m.LogLine | None:
         query = select(m.LogLine).where(col(m.LogLine.cycle_id) == cycle_id, col(m.LogLine.level) >= 40)

@@ -174,7 +174,7 @@ def test_gpu_classes_are_queues_with_limits_and_a_cycle_says_what_it_waits_for(
         assert {name: queues[name] for name in limits} == limits
     with pytest.raises(ConfigError, match="'h100' is no NAME=CYCLES"):
         prefect_server.register(installation.model_copy(update={"gpu_classes": "h100"}), ())
-    with pytest.raises(ServiceError, match="no GPU class 'b200'.*known: h100, l40s"):
+    with pytest.raises(ServiceError, match=r"no GPU class 'b200'.*known: h100, l40s"):
         workers.submit_cycle(11, settings=installation, deployment=GPU_CYCLE, gpu_class="b200")
 
     config = {"learner": {"device": "cuda", "gpu_class": "l40s"}}
@@ -183,7 +183,15 @@ def test_gpu_classes_are_queues_with_limits_and_a_cycle_says_what_it_waits_for(
     )
     with workers._client(installation) as client:
         assert client.read_flow_run(UUID(flow_run_id)).work_queue_name == "l40s"
-    row = m.Cycle(name="t", recipe="t", config=config, config_digest="0", seed=0, flow_run_id=flow_run_id)
+    row = m.Cycle(
+        name="t",
+        recipe="t",
+        config=config,
+        config_digest="0",
+        seed=0,
+        base_checkpoint="",
+        flow_run_id=flow_run_id,
+    )
     cycle = store.cycles.create(row)
     try:
         for later in (5, 60, 120):

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.embedded.gpu_classes import gpu_classes
 from orchestrator.embedded.prefect_server import DEPLOYMENTS, POOLS
 from orchestrator.embedded.services import worker_command
 from orchestrator.inputs import open_backends, refuse_unsupported, shipped_model
 from orchestrator.recipes import load_recipe
-from orchestrator.workers import deployment_of
+from orchestrator.settings import Settings
+from orchestrator.workers import deployment_of, gpu_class_of
 from stages.config import CycleConfig
 from stages.errors import ConfigError
 
@@ -52,3 +54,18 @@ def test_a_layout_that_does_not_fit_the_base_model_is_refused_before_anything_is
     layout = {"learner.backend": "megatron", "learner.layout.tensor_model_parallel_size": 8}
     with pytest.raises(ConfigError, match="cannot be divided by 8"):
         refuse_unsupported(load_recipe("smoke", overrides=layout))
+
+
+def test_a_gpu_class_is_a_queue_of_the_gpu_pool() -> None:
+    command = worker_command("gpu", gpu_class="h100")
+    assert command[command.index("--work-queue") + 1] == "h100"
+    assert command[command.index("--name") + 1].endswith("-gpu-h100")
+    classed = load_recipe("paper", overrides={"learner.gpu_class": "h100"})
+    assert (gpu_class_of(stored(classed)), gpu_class_of(stored(load_recipe("paper")))) == ("h100", "")
+    for value, match in (("H 100", "gpu_class"), ("h100", "learner.device")):
+        with pytest.raises(ConfigError, match=match):
+            load_recipe("smoke", overrides={"learner.gpu_class": value})
+    assert gpu_classes(Settings(gpu_classes=" h100=2, l40s=1 ")) == {"h100": 2, "l40s": 1}
+    for wrong in ("h100", "h100=0", "h100=1,h100=2", "default=1"):
+        with pytest.raises(ConfigError, match="RSI_GPU_CLASSES"):
+            gpu_classes(Settings(gpu_classes=wrong))

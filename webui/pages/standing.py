@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from orchestrator import models as m
 from orchestrator.store import Store
 from orchestrator.store.console_queries import ConsoleQueries
+from orchestrator.store.logs import WAITS
 from orchestrator.transitions import CANCEL, PAUSE, RESUME
 from webui import formats, urls
 from webui.contexts import Choice, Standing
@@ -33,11 +35,12 @@ ASKED = {
 LABELS = (("pause", "Pause", PAUSE), ("resume", "Resume", RESUME), ("cancel", "Cancel…", CANCEL))
 
 
-def standing(store: Store, cycle: m.Cycle, refused: str = "") -> Standing:
+def standing(store: Store, cycle: m.Cycle, refused: str = "", *, blind: bool = False) -> Standing:
+    """`blind`: for a reviewer, to whom a falling count of real runbooks would betray the planted ones."""
     assert cycle.id is not None
     since = ConsoleQueries(store).state_since(cycle.id)
     return Standing(
-        words=_words(store, cycle),
+        words=_words(store, cycle, since, blind),
         since=cycle.created_at if since is None else since,
         by=_asked_by(store, cycle),
         acts=[(verb, _label(verb, label, cycle.state)) for verb, label, table in LABELS if _moves(verb, cycle, table)],
@@ -55,15 +58,17 @@ def _label(verb: str, label: str, state: m.CycleState) -> str:
     return "Go on instead" if verb == "resume" and state is S.PAUSING else label
 
 
-def _words(store: Store, cycle: m.Cycle) -> str:
+def _words(store: Store, cycle: m.Cycle, since: datetime | None, blind: bool) -> str:
     if cycle.state is S.RUNNING:
         if cycle.heartbeat_at is None:
             return "no sign of life of its process yet"
         return f"its process gave a sign of life {formats.age(cycle.heartbeat_at)}"
     if cycle.state is S.SUSPENDED:
         n = ConsoleQueries(store).waiting([cycle.id or 0]).get(cycle.id or 0, 0)
-        books = "1 runbook" if n == 1 else f"{n} runbooks"
+        books = "runbooks" if blind else "1 runbook" if n == 1 else f"{n} runbooks"
         return f"waits for verdicts on {books}; no process is held, and it goes on by itself when the quota is met"
+    if cycle.state in (S.QUEUED, S.RESUMING) and (found := store.logs.newest(cycle.id or 0, WAITS, since=since)):
+        return f"{found}; no process works on it yet"
     return WORDS[cycle.state]
 
 
