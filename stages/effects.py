@@ -16,6 +16,7 @@ import numpy as np
 
 from stages import statistics as st
 
+DIGITS = 12  # beyond them is rounding: equal effects must be equal numbers
 Runs = Mapping[tuple[str, int], float]  # (arm, seed) -> outcome
 TaskRates = Mapping[tuple[str, int], Mapping[str, float]]  # (arm, seed) -> task -> rate
 
@@ -40,7 +41,9 @@ class Effect:
     contrast: Contrast
     by_seed: Mapping[int, float]  # only seeds for which every arm in it is done
     mean: float | None
-    over_seeds: st.Interval | None  # t over seeds: would it be found again with other seeds; None with one seed
+    over_seeds: (
+        st.Interval | None
+    )  # t over seeds, not below the noise of tasks: would other seeds show it; None with one
     p_value: float | None  # two-sided t test over seeds
     p_holm: float | None = None  # over the contrasts of one outcome
     over_tasks: st.Interval | None = None  # bootstrap over tasks: is it luck of the tasks, for these very runs
@@ -98,7 +101,7 @@ def effect(
     """
     arms = list(contrast.weights)
     complete = [s for s in seeds if all(math.isfinite(runs.get((a, s), math.nan)) for a in arms)]
-    by_seed = {s: sum(contrast.weights[a] * runs[a, s] for a in arms) for s in complete}
+    by_seed = {s: round(sum(contrast.weights[a] * runs[a, s] for a in arms), DIGITS) for s in complete}
     found = Effect(
         contrast=contrast,
         by_seed=by_seed,
@@ -109,13 +112,19 @@ def effect(
     )
     if not complete:
         return found
-    summary = st.over_seeds(list(by_seed.values()), level=level)
+    per_task = _per_task(contrast, tasks, complete) if tasks is not None else None
+    noise = 0.0
+    if per_task is not None and per_task.shape[1] > 1:  # of one seed's effect, from its tasks
+        noise = float(np.sqrt(np.mean(per_task.var(axis=1, ddof=1)) / per_task.shape[1]))
+    summary = st.over_seeds(list(by_seed.values()), level=level, noise=noise)
     return replace(
         found,
         mean=summary.mean,
         over_seeds=summary.interval,
         p_value=summary.p_value,
-        over_tasks=_over_tasks(contrast, tasks, complete, level, resamples) if tasks is not None else None,
+        over_tasks=None
+        if per_task is None
+        else st.bootstrap_mean(per_task.mean(axis=0).round(DIGITS), level=level, resamples=resamples),
         seeds_needed=st.tasks_needed(summary.deviation, summary.mean, level=level) if summary.deviation else None,
     )
 
@@ -135,15 +144,15 @@ def effects(
     return tuple(replace(e, p_holm=p) for e, p in zip(every, corrected, strict=True))
 
 
-def _over_tasks(
-    contrast: Contrast, tasks: TaskRates, seeds: Sequence[int], level: float, resamples: int
-) -> st.Interval | None:
+def _per_task(contrast: Contrast, tasks: TaskRates, seeds: Sequence[int]) -> np.ndarray | None:
+    """The contrast per seed and task, [S, T], over the tasks that every arm and seed has; None when there is none."""
     cells = [(arm, seed) for arm in contrast.weights for seed in seeds]
     common = sorted(set.intersection(*(set(tasks.get(cell, ())) for cell in cells)))
     if not common:
         return None
-    per_task = np.zeros(len(common))
-    for arm, seed in cells:
-        per_task += contrast.weights[arm] / len(seeds) * np.array([tasks[arm, seed][t] for t in common])
-    per_task[np.abs(per_task) < 1e-12] = 0.0
-    return st.bootstrap_mean(per_task, level=level, resamples=resamples)
+    return np.array(
+        [
+            sum(w * np.array([tasks[arm, seed][t] for t in common]) for arm, w in contrast.weights.items())
+            for seed in seeds
+        ]
+    )

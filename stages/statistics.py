@@ -196,8 +196,12 @@ class SeedSummary:
     p_value: float | None  # two-sided t test of mean 0
 
 
-def over_seeds(values: Sequence[float], *, level: float = LEVEL) -> SeedSummary:
-    """Mean and t-interval over seeds, [S]. Raises ValueError when empty or not finite."""
+def over_seeds(values: Sequence[float], *, level: float = LEVEL, noise: float = 0.0) -> SeedSummary:
+    """Mean and t-interval over seeds, [S]. Raises ValueError when empty or not finite.
+
+    `noise`: the standard deviation that each value has in any case, known from within the runs (luck of the tasks). The
+    deviation of a few seeds may fall below it by chance, two equal values have none at all; it is then used instead.
+    """
     from scipy.stats import t as student
 
     v = np.asarray(values, dtype=np.float64)
@@ -206,7 +210,7 @@ def over_seeds(values: Sequence[float], *, level: float = LEVEL) -> SeedSummary:
     mean = float(v.mean())
     if len(v) < 2:
         return SeedSummary(seeds=1, mean=mean, deviation=None, interval=None, p_value=None)
-    deviation = 0.0 if v.min() == v.max() else float(v.std(ddof=1))
+    deviation = max(noise, 0.0 if v.min() == v.max() else float(v.std(ddof=1)))
     if deviation == 0.0:
         return SeedSummary(seeds=len(v), mean=mean, deviation=0.0, interval=None, p_value=None)
     error = deviation / math.sqrt(len(v))

@@ -116,7 +116,7 @@ def to_markdown(report: ExperimentReport) -> str:
             for suite in report.suites
         ),
         "## Effects",
-        "The interval over seeds (t) says what other seeds would give; the one over tasks (bootstrap, tasks paired over all arms "
+        "The interval over seeds (t, never narrower than the luck of tasks alone makes it) says what other seeds would give; the one over tasks (bootstrap, tasks paired over all arms "
         "and seeds) holds for these very runs. p: t test over seeds, Holm-corrected over the contrasts of one outcome.",
         *(f"### {o.outcome}\n\n{exports.to_markdown(_effects(report, o))}" for o in report.outcomes),
         "## Explained variance",

@@ -10,11 +10,11 @@ from orchestrator.experiments.progress import progress_of
 from orchestrator.experiments.spec import JOIN, ExperimentSpec, parse_spec
 from orchestrator.experiments.spent import Spent, ratio, spent
 from orchestrator.lineage import line_of
-from orchestrator.recipes import parse_config
 from orchestrator.store import Store
 from orchestrator.store.analysis_queries import AnalysisQueries
 from orchestrator.store.metrics import EV, Point
 from stages import effects as fx
+from stages.config import CycleConfig
 from stages.domain import Phase
 from stages.errors import ConfigError
 from stages.records import EvaluationDone
@@ -88,7 +88,8 @@ def _report(store: Store, row: m.Experiment) -> ExperimentReport:
     stored = store.experiments.runs([row.id])
     seeds = tuple(sorted({r.seed for r in stored}))
     spec = parse_spec(row.spec | {"seeds": list(seeds)}, f"experiment {row.name}")
-    found = [_run(store, r) for r in stored]
+    labels = {a.name: _departures(spec.config(a, seeds[0])) for a in spec.arms()}
+    found = [_run(store, r, labels[r.arm]) for r in stored]
     runs = _with_matches(spec, [r for r, _ in found])
     evaluations = {(r.arm, r.seed): e for r, e in found if r.state == m.CycleState.DONE}
     suites = tuple(sorted({e.suite for own in evaluations.values() for e in own}))
@@ -163,11 +164,14 @@ def verdict(e: fx.Effect) -> str:
 # ------------------------------------------------------------------------------------------------ one run
 
 
-def _run(store: Store, row: m.ExperimentRun) -> tuple[RunResult, list[EvaluationDone]]:
+def _departures(config: CycleConfig) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(d for r in range(1, config.rounds + 1) for d in config.rpr_of(r).departures()))
+
+
+def _run(store: Store, row: m.ExperimentRun, departures: tuple[str, ...]) -> tuple[RunResult, list[EvaluationDone]]:
     if row.cycle_id is None:
-        return _empty(row), []
+        return _empty(row, departures), []
     cycle = store.cycles.get(row.cycle_id)
-    config = parse_config(cycle.config, f"cycle {cycle.id}")
     stages = store.stages.of_cycle(row.cycle_id)
     last = stages[-1]
     assert last.id is not None
@@ -189,7 +193,7 @@ def _run(store: Store, row: m.ExperimentRun) -> tuple[RunResult, list[Evaluation
         tokens=sum(e.tokens for e in own) / attempts if attempts else None,
         ev=tuple(p for p in store.metrics.curve([EV], stage_ids=[last.id]) if p.phase is not Phase.WARMUP),
         selected=selection.chosen if selection else "",
-        departures=tuple(dict.fromkeys(d for r in config.rpr for d in r.departures())),
+        departures=departures,
         spent=spent(store, row.cycle_id) if done else None,
         matched=None,
         void=next((v for c in line_of(store, row.cycle_id) if (v := store.cycles.get(c).digest_claim_void)), ""),
@@ -198,7 +202,7 @@ def _run(store: Store, row: m.ExperimentRun) -> tuple[RunResult, list[Evaluation
     return result, own
 
 
-def _empty(row: m.ExperimentRun) -> RunResult:
+def _empty(row: m.ExperimentRun, departures: tuple[str, ...]) -> RunResult:
     return RunResult(
         arm=row.arm,
         seed=row.seed,
@@ -211,7 +215,7 @@ def _empty(row: m.ExperimentRun) -> RunResult:
         tokens=None,
         ev=(),
         selected="",
-        departures=(),
+        departures=departures,
         spent=None,
         matched=None,
         void="",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
@@ -88,6 +89,23 @@ def test_tasks_are_paired_over_arms_and_seeds() -> None:
     found = effect(contrast, runs, [0, 1], tasks=tasks, resamples=500).over_tasks
     assert found is not None
     assert 0.0 < found.low < found.high <= 0.5
+
+
+def test_two_seeds_that_agree_by_chance_show_nothing() -> None:
+    """Equal effects have no deviation over seeds, yet each is known only as well as its tasks tell."""
+    rng = np.random.default_rng(1)
+    tasks = {(arm, s): {str(t): float(x) for t, x in enumerate(rng.random(60) < 0.8)} for arm in "ab" for s in (0, 1)}
+    runs = {cell: sum(r.values()) / 60 for cell, r in tasks.items()}
+    runs["b", 0], runs["b", 1] = runs["a", 0] + 0.0361, runs["a", 1] + 0.0361
+    bare = effect(difference("b − a", ["b"], ["a"]), runs, [0, 1])
+    assert (bare.over_seeds, bare.p_value) == (None, None)  # nothing is known of how far they scatter
+    found = effect(difference("b − a", ["b"], ["a"]), runs, [0, 1], tasks=tasks, resamples=200)
+    noise = math.sqrt(
+        sum(np.var([tasks["b", s][t] - tasks["a", s][t] for t in tasks["a", s]], ddof=1) for s in (0, 1)) / 2 / 60
+    )
+    assert found.over_seeds is not None
+    assert found.over_seeds.high - 0.0361 == pytest.approx(12.7062 * noise / math.sqrt(2), rel=1e-4)
+    assert found.over_seeds.low < 0 < found.over_seeds.high
 
 
 def test_holm_is_over_the_contrasts_of_one_outcome() -> None:
