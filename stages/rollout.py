@@ -105,11 +105,12 @@ class _WaveRunner:
         try:
             await asyncio.gather(*(self._open(a) for a in attempts))
             while live := [(i, a) for i, a in enumerate(attempts, first) if a.end is None]:
-                self._judge(attempts, first, reports)
-                if self._race is not None and await self._lost(self._race, live, reports.values()):
-                    for _, attempt in live:
-                        attempt.end = EndReason.CANCELLED
-                    break
+                if self._race is not None:
+                    self._judge(attempts, first, reports)
+                    if await self._lost(self._race, live, reports.values()):
+                        for _, attempt in live:
+                            attempt.end = EndReason.CANCELLED
+                        break
                 await asyncio.gather(*(self._compact(a) for _, a in live))
                 replies = await self._sample([a for _, a in live])
                 await asyncio.gather(*(self._act(a, reply, cut) for a, reply, cut in replies))
