@@ -21,7 +21,7 @@ FIRST = "agent/trajectory.json"
 LIMIT = 32 << 20
 TEXT_CHARS = 1 << 16  # of one action or observation; what is beyond is counted
 PARTS = 100  # continuation files of one attempt
-VERSION = re.compile(r"ATIF-v1\.(\d+)")
+VERSION = re.compile(r"ATIF-v1\.(\d{1,3})")
 NEWEST = 8
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}\.json")
 COMMANDS = ("command", "keystrokes", "cmd", "code")  # arguments that are the command itself
@@ -87,7 +87,7 @@ def _atif(document: Mapping[str, Any], where: str, segment: int, first: int) -> 
     version = document["schema_version"]
     found = VERSION.fullmatch(version) if isinstance(version, str) else None
     if found is None or int(found[1]) > NEWEST:
-        raise TrialError(f"{where} has schema_version {version!r}; ATIF-v1.0 to ATIF-v1.{NEWEST} can be read")
+        raise TrialError(f"{where} has schema_version {str(version)[:60]!r}; ATIF-v1.0 to ATIF-v1.{NEWEST} can be read")
     steps = document.get("steps")
     if not isinstance(steps, list):
         raise TrialError(f"{where}: steps is no list")
@@ -129,7 +129,8 @@ def _atif_action(step: Mapping[str, Any]) -> str:
 
 def _observation(observation: Any) -> str:
     results = observation.get("results") if isinstance(observation, dict) else None
-    return _joined([_content(r.get("content")) for r in results or () if isinstance(r, dict)])
+    rows = results if isinstance(results, list) else ()
+    return _joined([_content(r.get("content")) for r in rows if isinstance(r, dict)])
 
 
 # ------------------------------------------------------------------------------------------------ chat messages
@@ -187,7 +188,10 @@ def _call(name: Any, arguments: Any) -> str:
         for key in COMMANDS:
             if isinstance(arguments.get(key), str):
                 return str(arguments[key])
-    return f"{name}({json.dumps(arguments, ensure_ascii=False)})"
+    try:
+        return f"{name}({json.dumps(arguments, ensure_ascii=False)})"
+    except RecursionError:
+        return f"{name}(…)"
 
 
 def _content(value: Any) -> str:
@@ -214,7 +218,7 @@ def _short(text: str) -> str:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
 def _moment(value: Any) -> datetime | None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -35,10 +36,26 @@ def test_every_atif_version_is_read(minor: int) -> None:
     assert (found.format, len(found.turns), found.output_tokens) == (f"ATIF-v1.{minor}", 2, 11)
 
 
-@pytest.mark.parametrize("version", ["1.9", "2.0", "1.06x", "1"])
+@pytest.mark.parametrize("version", ["1.9", "2.0", "1.06x", "1", "1." + "9" * 5000], ids=lambda v: v[:8])
 def test_a_newer_atif_is_refused_by_name(version: str) -> None:
     with pytest.raises(TrialError, match="schema_version"):
         parse_transcript(t.atif(version), "x")
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"observation": {"results": 5}},
+        {"observation": 3, "tool_calls": 5},
+        {"tool_calls": [{"function_name": "x", "arguments": reduce(lambda inner, _: {"a": inner}, range(3000), {})}]},
+        {"metrics": {"completion_tokens": 10**30}},  # more than any column holds
+    ],
+)
+def test_a_step_of_an_odd_form_is_still_a_turn(step: dict[str, object]) -> None:
+    document = {"schema_version": "ATIF-v1.8", "steps": [{"step_id": 1, "source": "agent", "message": "", **step}]}
+    found = parse_transcript(document, "t")
+    assert len(found.turns) == 1
+    assert found.output_tokens is None
 
 
 def test_copied_context_and_steps_without_a_model_call_are_no_turns() -> None:
