@@ -120,6 +120,29 @@ def test_what_was_meant_is_what_is_read(rows: list[tuple[str, float]], done: boo
 
 
 @given(st.text(max_size=300), st.integers(2, 60))
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [("1" + "0" * 400, 60.0), ("1e999", 60.0), ("Infinity", 60.0), ("-Infinity", 0.0), ("-5", 0.0), ("NaN", 1.0), ("true", 1.0)],
+)  # fmt: skip
+def test_every_duration_is_a_wait_of_at_most_a_minute(written: str, seconds: float) -> None:
+    reply = keys("ls\n").replace('"duration": 0.1', f'"duration": {written}')
+    assert [c.duration_s for c in parse_reply(reply).commands] == [seconds]
+
+
+@pytest.mark.parametrize("bomb", ["[" * 50_000, '{"a":' * 50_000, '{"analysis":' + "[" * 20_000 + "]" * 20_000 + "}"])
+def test_deep_nesting_is_an_error_like_another(bomb: str) -> None:
+    assert parse_reply(bomb).error
+    assert len(parse_reply(bomb).feedback) < 2000
+
+
+def test_thousands_of_warnings_do_not_fill_the_context() -> None:
+    commands = ",".join(['{"keystrokes":"", "' + "x" * 5000 + '":1}'] * 3000)
+    parsed = parse_reply('{"analysis":"","plan":"","commands":[' + commands + "]}")
+    assert len(parsed.commands) == 3000
+    assert "more" in parsed.feedback
+    assert len(parsed.feedback) < 6000
+
+
 def test_output_keeps_head_and_tail(text: str, limit: int) -> None:
     shown = limited(text, limit)
     if len(text.encode()) <= limit:
