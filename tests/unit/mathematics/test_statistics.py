@@ -140,7 +140,7 @@ def test_holm_is_the_closed_test_of_bonferroni(p: list[float]) -> None:
 def test_seeds_equal_scipys_t(values: list[float], level: float) -> None:
     got = s.over_seeds(values, level=level)
     if got.interval is None:
-        assert min(values) == max(values)
+        assert max(values) - min(values) < 1e-150  # their squares are no numbers any more
         return
     if np.std(values) < 1e-9:
         return  # scipy itself warns of lost digits
