@@ -59,7 +59,7 @@ def checkpoint_named(store: Store, reference: str) -> m.Checkpoint:
     if reference.isdecimal() and len(reference) < 8:
         return store.checkpoints.get(int(reference))
     cycle, slash, name = reference.partition("/")
-    if slash and cycle.isdecimal():
+    if slash and cycle.isdecimal() and len(cycle) < 10:
         for row in store.checkpoints.of_cycle(int(cycle), candidates=True):
             if row.name.lower() == name.lower():
                 return row

@@ -90,6 +90,18 @@ def test_a_form_without_its_token_changes_nothing(world: tuple[Store, Path, Fast
     assert world[0].reviews.standing(gate.clean[0], 1).keys() == {"rules"}
 
 
+def test_numbers_of_thousands_of_digits_are_no_error_of_ours(
+    world: tuple[Store, Path, FastAPI, str], gate: Gate
+) -> None:
+    client, analyst, many = who(world, "ada"), who(world, "ann", Role.ANALYST), "9" * 5000
+    path = f"/reviews/{gate.soft}/decide"
+    for fields in ({"number": many}, {"seen": many}, {f"dismiss-{many}": "x"}, {"revision": many, "number": "1"}):
+        answer = send(client, path, decision="reject", **fields)
+        assert answer.status_code in (303, 422), fields
+    assert send(analyst, "/audits", cycle=many).status_code == 422
+    assert send(analyst, "/audits", checkpoint=f"{many}/x").status_code == 422
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
@@ -150,8 +162,10 @@ def test_bulk_rejection_says_what_is_missing(world: tuple[Store, Path, FastAPI, 
     assert answer.status_code == 422
     assert "Tick some runbooks first" in answer.text
     assert f'href="/reviews/{gate.soft}"' in answer.text  # the same list
-    answer = send(client, "/reviews/reject", runbook=list(gate.clean), number=9, back=here)
+    answer = send(client, "/reviews/reject", runbook=[gate.clean[1]], number=9, back=here)
     assert answer.status_code == 422
+    assert re.findall(r'name="runbook" value="(\w+)" checked', answer.text) == [gate.clean[1]]  # nothing is lost
+    assert '<option value="9" selected>' in answer.text
     answer = send(client, "/reviews/reject", runbook=list(gate.clean), number=4, reason="the key", back=here)
     assert (answer.status_code, answer.headers["location"]) == (303, here)
     assert world[0].reviews.standing(gate.clean[0], 1)["person:ada"].reason == "holds a secret: the key"

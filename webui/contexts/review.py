@@ -33,6 +33,15 @@ class LastVerdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """What a form over several runbooks held before it came back."""
+
+    ticked: frozenset[str] = frozenset()
+    reason: str = ""
+    number: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReviewsContext(LiveContext):
     template: ClassVar[str] = "reviews.html"
     rows: Sequence[QueueItem]
@@ -52,6 +61,7 @@ class ReviewsContext(LiveContext):
     reasons: Sequence[tuple[int, str]]
     last: LastVerdict | None
     problem: str
+    sent: Sent
     nothing: bool  # no runbook ever came to people
 
 

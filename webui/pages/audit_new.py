@@ -138,7 +138,7 @@ def read(store: Store, values: Mapping[str, str]) -> tuple[AuditSpec | None, dic
     cycle = stage = checkpoint = None
     try:
         if value("cycle"):
-            if not (value("cycle").isdecimal() and 0 < int(value("cycle")) <= MAX_ID):
+            if not (value("cycle").isdecimal() and len(value("cycle")) < 11 and 0 < int(value("cycle")) <= MAX_ID):
                 raise ConfigError("give the cycle's number")
             cycle = store.cycles.get(int(value("cycle"))).id
     except (ConfigError, StoreError) as error:

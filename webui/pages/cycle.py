@@ -13,7 +13,7 @@ from orchestrator.store import Store
 from orchestrator.store.console_queries import CycleSummary
 from orchestrator.store.usage import UsageQueries
 from webui import formats, urls
-from webui.access import Action, needs
+from webui.access import Action, needs, viewer_of
 from webui.charts.gantt import gantt
 from webui.contexts import CycleContext, Fact, Node, StageRow
 from webui.pages.costs import cost_rows, costs_from
@@ -82,7 +82,7 @@ def cycle_page(request: Request, cycle_id: int, *, refused: str = "", status: in
         first_error=store.logs.first_error(cycle_id),
         live=live,
         tabs=tabs(cycle_id, stages, "cycle"),
-        standing=standing(store, row, refused),
+        standing=standing(store, row, refused, blind=viewer_of(request).blind),
         costs=cost_rows(row.estimate or {}, used, wall),
         costs_from=costs_from(row.estimate or {}),
     )

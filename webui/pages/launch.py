@@ -92,7 +92,7 @@ def source_config(request: Request, source: int | None, recipe: str) -> tuple[Cy
 
 def _draft(request: Request, form: Mapping[str, str]) -> tuple[Draft, str, int | None]:
     text = form.get("from", "")
-    source = int(text) if text.isdecimal() and 0 < int(text[:12]) <= MAX_ID else None
+    source = int(text) if text.isdecimal() and len(text) < 11 and 0 < int(text) <= MAX_ID else None
     config, recipe = source_config(request, source, form.get("recipe", ""))
     model, error = base_model(request, config, form.get(BASE, ""))
     draft = fill(config, form, model)

@@ -36,7 +36,7 @@ def _decide(request: Request, runbook_id: str, viewer: Viewer, fields: list[tupl
     dismissals = {
         int(k.removeprefix("dismiss-")): v[:2000]
         for k, v in fields
-        if k.startswith("dismiss-") and k.removeprefix("dismiss-").isdecimal()
+        if k.startswith("dismiss-") and _is_id(k.removeprefix("dismiss-"))
     }
     reason, number = form.get("reason", "")[:10_000], number_of(form.get("number", ""))
     following = _following(store, viewer, runbook_id)
@@ -51,7 +51,7 @@ def _decide(request: Request, runbook_id: str, viewer: Viewer, fields: list[tupl
             reason=reason,
             number=number,
             dismissals=dismissals,
-            seen=[int(v) for k, v in fields if k == "seen" and v.isdecimal()],
+            seen=[int(v) for k, v in fields if k == "seen" and _is_id(v)],
             revision=number_of(form.get("revision", "")),
             settings=request.app.state.settings,
         )
@@ -171,6 +171,11 @@ def _following(store: Store, viewer: Viewer, runbook_id: str, *, decided: bool =
     others = [*queue[at + 1 :], *queue[: max(at, 0)]]
     last = runbook_id if decided else None
     return urls.review(others[0], last=last) if others else urls.reviews(mine=1, last=last)
+
+
+def _is_id(text: str) -> bool:
+    """Of a finding."""
+    return text.isdecimal() and len(text) < 19
 
 
 def _back(back: str, runbook_id: str) -> str:

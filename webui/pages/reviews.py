@@ -18,13 +18,14 @@ from stages.errors import ConfigError, StoreError
 from webui import urls
 from webui.access import Action, Viewer, needs
 from webui.contexts import Choice
-from webui.contexts.review import LastVerdict, QueueItem, ReviewsContext
+from webui.contexts.review import LastVerdict, QueueItem, ReviewsContext, Sent
 from webui.pages.parts import QueryId, choices, store_of
 from webui.rendering import page
 from webui.sign_in import local_path
 
 router = APIRouter()
 PAGE = 50
+DIGITS = 10  # of a number that a form sends; Python refuses to read thousands of them
 LABELS = {
     "open": "open",
     "approved": "approved",
@@ -86,7 +87,7 @@ def bulk_reject(
     def reject(ids: Sequence[str]) -> None:
         reviewing.reject_many(store, ids, viewer.login, reason=reason, number=number_of(number), settings=settings)
 
-    return _ticked(request, viewer, runbook or [], back, reject)
+    return _ticked(request, viewer, runbook or [], back, reject, reason=reason, number=number_of(number))
 
 
 @router.post("/reviews/assign", response_class=HTMLResponse)
@@ -109,9 +110,19 @@ def bulk_assign(
 
 
 def _ticked(
-    request: Request, viewer: Viewer, ids: Sequence[str], back: str, act: Callable[[Sequence[str]], None]
+    request: Request,
+    viewer: Viewer,
+    ids: Sequence[str],
+    back: str,
+    act: Callable[[Sequence[str]], None],
+    *,
+    reason: str = "",
+    number: int | None = None,
 ) -> Response:
-    """Do something with all ticked runbooks or with none, and go back to the list that they were ticked in."""
+    """Do something with all ticked runbooks or with none, and go back to the list that they were ticked in.
+
+    A refusal keeps the ticks, the `reason` and its `number`.
+    """
     back = _queue_path(back)
     try:
         if not ids:
@@ -119,7 +130,8 @@ def _ticked(
         act(ids)
     except (ConfigError, StoreError) as error:
         query = {k: v[0] for k, v in parse_qs(urlsplit(back).query).items()}
-        return _page(request, viewer, _where(query), query, problem=str(error), status=422)
+        sent = Sent(ticked=frozenset(ids), reason=reason, number=number)
+        return _page(request, viewer, _where(query), query, problem=str(error), sent=sent, status=422)
     return RedirectResponse(back, 303)
 
 
@@ -141,7 +153,7 @@ def keys(
 
 def number_of(text: str) -> int | None:
     """A reason's number; anything else is none, which the rules then refuse with words."""
-    return int(text) if text.isdecimal() else None
+    return int(text) if text.isdecimal() and len(text) < DIGITS else None
 
 
 def last_verdict(store: Store, runbook_id: str, viewer: Viewer) -> LastVerdict | None:
@@ -196,6 +208,7 @@ def _page(
     after: str = "",
     last: str = "",
     problem: str = "",
+    sent: Sent = Sent(),  # noqa: B008  # frozen
     status: int = 200,
 ) -> HTMLResponse:
     store, decider = store_of(request), viewer.may(Action.DECIDE)
@@ -239,6 +252,7 @@ def _page(
         reasons=REASONS,
         last=last_verdict(store, last, viewer) if last else None,
         problem=problem,
+        sent=sent,
         nothing=not rows and not store.review_queue.any(),
     )
     return page(request, context, status=status)
