@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,18 +9,14 @@ import pytest
 
 from orchestrator.embedded import postgres
 from orchestrator.store import Store
+from tests.chromium import MARKS
 from tests.conftest import TEMPLATE
 from tests.console_people import app_for, cookie_for
 from tests.console_server import serving
 from tests.console_world import SIGN_IN, Everything, examples, page_routes, seed_everything
 
-playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 axe = pytest.importorskip("axe_playwright_python.base", reason="pip install axe-playwright-python")
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or ""
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM, reason="no Chromium: apt-get install chromium, or set CHROMIUM"),
-]
+pytestmark = MARKS
 EVERY_RULE = {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
 COLOURS = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}  # what dark mode can break
 PLACES = {"type": "rule", "values": ["target-size", "scrollable-region-focusable"]}  # what a narrow screen can break
@@ -41,16 +35,6 @@ def world(
         yield everything, base
     store.close()
     postgres.drop_database(postgres_server, "accessible")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as p:
-        opened = p.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
-        )
-        yield opened
-        opened.close()
 
 
 def test_every_page_has_an_example(world: tuple[Everything, str]) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,17 +14,13 @@ import pytest
 from orchestrator.embedded import postgres
 from orchestrator.store import Store
 from tests.analysis_world import Analysed, seed_analysis
+from tests.chromium import MARKS, in_every_look
 from tests.conftest import TEMPLATE
 from tests.console_cycle import SUITES
 from tests.console_people import cookie_for
 from tests.console_server import serving
 
-playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or ""
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM, reason="no Chromium: apt-get install chromium, or set CHROMIUM"),
-]
+pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
@@ -41,16 +35,6 @@ def world(
         yield seeded, base
     store.close()
     postgres.drop_database(postgres_server, "analyst_browser")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as p:
-        opened = p.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
-        )
-        yield opened
-        opened.close()
 
 
 def open_page(browser: Any, world: tuple[Analysed, str], **options: object) -> tuple[Any, list[str]]:
@@ -170,8 +154,7 @@ def test_a_bare_permalink_finds_its_turn_in_a_long_trajectory(browser: Any, worl
     page.context.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@in_every_look
 def test_pages_are_quiet_and_fit(browser: Any, world: tuple[Analysed, str], scheme: str, width: int) -> None:
     """No outside request, no violation of the policy, no script error, nothing wider than the screen."""
     seeded, base = world

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,18 +17,13 @@ from orchestrator.store import Store
 from orchestrator.store.logs import NewLine
 from stages.domain import Phase
 from stages.records import Progress, StepDone
+from tests.chromium import MARKS, in_every_look
 from tests.conftest import TEMPLATE
 from tests.console_cycle import Seeded, seed_cycle, stretch_times
 from tests.console_people import cookie_for
 from tests.console_server import serving
 
-playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or ""
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM, reason="no Chromium: apt-get install chromium, or set CHROMIUM"),
-]
-ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+pytestmark = MARKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +55,6 @@ def world(postgres_server: postgres.PostgresInfo, tmp_path_factory: pytest.TempP
         yield World(store, base, done, running)
     store.close()
     postgres.drop_database(postgres_server, "console_browser")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as p:
-        opened = p.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield opened
-        opened.close()
 
 
 def new_page(browser: Any, world: World, **options: object) -> tuple[Any, Watch]:
@@ -105,8 +91,7 @@ def every_page(world: World) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@in_every_look
 def test_pages_are_quiet_and_fit(browser: Any, world: World, scheme: str, width: int, tmp_path: Path) -> None:
     """No outside request, no violation of the policy, no script error, nothing wider than the screen."""
     page, watch = new_page(browser, world, color_scheme=scheme, viewport={"width": width, "height": 800})

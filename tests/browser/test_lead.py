@@ -4,7 +4,6 @@ without a script. The cycle that really runs is in the test marked `full`."""
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,18 +18,13 @@ from orchestrator.persist import persist
 from orchestrator.store import Store
 from stages.domain import Phase
 from stages.records import StepDone
+from tests.chromium import MARKS, in_every_look
 from tests.conftest import TEMPLATE
 from tests.console_cycle import Seeded, seed_cycle, stretch_times
 from tests.console_people import cookie_for, person
 from tests.console_server import serving
 
-playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or ""
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM, reason="no Chromium: apt-get install chromium, or set CHROMIUM"),
-]
-ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +62,6 @@ def metrics(step: int) -> dict[str, float | None]:
         "rollout/turns_mean": 5.0,
         "rollout/drift_tokens": 0.0,
     }
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as p:
-        opened = p.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield opened
-        opened.close()
 
 
 @pytest.fixture
@@ -123,8 +109,7 @@ def pages(done: Seeded, running: Seeded) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@in_every_look
 def test_the_pages_are_quiet_and_fit(
     browser: Any, house: tuple[Store, str, Seeded, Seeded], scheme: str, width: int
 ) -> None:

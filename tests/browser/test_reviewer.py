@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,13 @@ from orchestrator.embedded import postgres
 from orchestrator.finished import StoredPhases
 from orchestrator.gate import policy_of
 from orchestrator.store import Store
+from tests.chromium import MARKS, in_every_look
 from tests.conftest import TEMPLATE
 from tests.console_people import cookie_for
 from tests.console_server import serving
 from tests.review_world import Gate, open_gate
 
-playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or ""
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM, reason="no Chromium: apt-get install chromium, or set CHROMIUM"),
-]
-ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +37,6 @@ def house(postgres_server: postgres.PostgresInfo, folder: Path) -> Iterator[tupl
         yield store, base
     store.close()
     postgres.drop_database(postgres_server, "reviewer_browser")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as p:
-        opened = p.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield opened
-        opened.close()
 
 
 @pytest.fixture
@@ -196,8 +182,7 @@ def test_keys_can_be_switched_off(browser: Any, house: tuple[Store, str], folder
     page.context.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@in_every_look
 def test_the_pages_fit_and_are_quiet(
     browser: Any, house: tuple[Store, str], folder: Path, scheme: str, width: int
 ) -> None:
