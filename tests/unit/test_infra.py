@@ -28,32 +28,13 @@ from orchestrator.embedded import prefect_server
 from orchestrator.embedded.prefect_server import PrefectSettings
 from orchestrator.embedded.processes import FLOW_PROCESS
 from orchestrator.settings import Settings
+from tests.compose_file import INFRA, compose, example_env
 
-INFRA = Path(__file__).resolve().parents[2] / "infra"
 OVERLAYS = ("cpu", "gpu", "pool")
 KUBERNETES = "1.33"  # the oldest that has what the workers' sandboxes need
 
 Document = dict[str, Any]
-
-
-def compose_text(environment: dict[str, str]) -> str:
-    """compose.yaml with `${NAME}` and `${NAME:-default}` filled in, as compose does it."""
-
-    def value(found: re.Match[str]) -> str:
-        name, default = found["name"], found["default"]
-        assert default is not None or name in environment, f"{name} has no default and is not in example.env"
-        return environment.get(name) or default or ""
-
-    text = (INFRA / "compose.yaml").read_text()
-    return re.sub(r"(?<!\$)\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}", value, text)
-
-
-def example_env() -> dict[str, str]:
-    lines = (INFRA / "example.env").read_text().splitlines()
-    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
-
-
-COMPOSE: Document = yaml.safe_load(compose_text(example_env()))
+COMPOSE: Document = compose()
 
 
 @cache
