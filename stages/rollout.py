@@ -28,7 +28,7 @@ __all__ = ["AttemptSpec", "run_attempts"]
 
 SPAWNS = 16  # sandboxes being started, or verified, at one moment: more only makes each of them late
 OPEN_LIMIT_S = 600.0  # an image may have to be built
-VERIFIER_ROUNDS = 8  # time limits of a verifier: its own, those that it waits for, and the one on a pristine image
+VERIFIER_ROUNDS = 12  # time limits of a verifier: its own, those that it waits for, and the ones on a pristine image
 
 
 def run_attempts(
@@ -251,7 +251,7 @@ class _WaveRunner:
         task = attempt.spec.task
         # a verifier that an agent made hang ends by its own limit, and a pristine image is asked whose fault it was, after its
         # solution: that must not be cut short, or it would be masked
-        asking = OPEN_LIMIT_S + task.agent_timeout_s
+        asking = 2 * (OPEN_LIMIT_S + task.agent_timeout_s)
         limit = VERIFIER_ROUNDS * task.verifier_timeout_s + asking + LIVENESS_GRACE_S
         async with self._spawning:
             started = time.monotonic()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Protocol
 
 from stages.backends.protocols import CommandResult, VerifierReport
 from stages.backends.sandbox.bundle import TaskBundle
 from stages.backends.sandbox.verdict import Judgement
 from stages.domain import CheckResult, CheckStatus, Task, Verdict
+
+_PATIENCE = 3  # time limits of a verifier that a pristine image gets
 
 
 class JudgedSandbox(Protocol):
@@ -37,7 +40,11 @@ class PristineImages:
         if key not in self._known:
             async with self._asking.setdefault(key, asyncio.Lock()):
                 if key not in self._known:
-                    self._known[key] = await self._ask(task, bundle.has_solution, open_sandbox)
+                    # patiently and twice: what a machine was too busy for would else be masked for ever
+                    patient = replace(task, verifier_timeout_s=_PATIENCE * task.verifier_timeout_s)
+                    solved = bundle.has_solution
+                    first = await self._ask(patient, solved, open_sandbox)
+                    self._known[key] = first or await self._ask(patient, solved, open_sandbox)
             self._asking.pop(key, None)
         return self._known[key]
 
