@@ -269,6 +269,8 @@ def test_a_stage_shows_curves_health_and_what_was_kept(store: Store, lead: Signe
     assert re.search(r"ratio, 99th percentile</th>.*?⚠ broken in 1 step: joint 7", page, re.S)
     assert "train/ratio_p99 is 4, over 3" in page
     assert re.search(r"Drifted tokens in the loss</dt><dd>0 ✓", page)
+    certificates = page.partition("Consistency certificate of each step")[2].partition("</table>")[0]
+    assert certificates.count("<tr>") == 1 + 16
     lengths = {}
     for key in keys:
         figure = lead.get(f"{address}/charts/{key}.json").json()
