@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import reviewing, workers
 from orchestrator import models as m
+from orchestrator import reviewing, workers
 from orchestrator.launch import create_cycle, pause_cycle
 from orchestrator.lineage import Proof, prove_critic
 from orchestrator.recipes import load_recipe
