@@ -14,13 +14,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, Qwen3Config
 
 from orchestrator import models as m
 from orchestrator.commands.cycle_view import certificate_table
 from orchestrator.persist import Recorder
 from orchestrator.store import Store
-from stages.backends.protocols import Backends, GenerateAnswer, GenerateRequest, Learner, TrainSequence
+from stages.backends.protocols import Backends, GenerateAnswer, GenerateRequest, Learner, Sampler, TrainSequence
+from stages.backends.sampler.sglang import SGLangSampler
 from stages.backends.sandbox.bubblewrap import BubblewrapBackend
 from stages.batch import score
 from stages.certificate import GAP, certify
@@ -28,12 +29,14 @@ from stages.chat import Chat
 from stages.config import RolloutConfig, RPRConfig
 from stages.context import StageContext
 from stages.domain import Boundary, EndReason, Phase, Task, Trajectory, Verdict
-from stages.errors import DriftError
+from stages.errors import DriftError, SamplerError
 from stages.records import AttemptFinished, BatchReady, Record, StepDone
 from stages.refine import refine
 from stages.rewards import RewardKind, RewardModel
 from tests import factories
 from tests.integration.sandbox_kit import make_task
+from tests.unit.sampler_sglang.client import SIZES
+from tests.unit.sglang_replay import echo, recording, server
 
 # The lines of Qwen3's chat template that a conversation without tools and system message meets.
 QWEN3 = """{%- set ns = namespace(last=-1) %}
@@ -150,8 +153,12 @@ class Bookkeeper:
         self.asked.append("load")
 
 
-def stage_context(chat: Chat, learner: Bookkeeper, folder: Path) -> tuple[StageContext, Backends]:
-    backends = Backends(sampler=PieceSampler(chat), learner=cast("Learner", learner), sandbox=BubblewrapBackend())
+def stage_context(
+    chat: Chat, learner: Bookkeeper, folder: Path, sampler: Sampler | None = None
+) -> tuple[StageContext, Backends]:
+    backends = Backends(
+        sampler=sampler or PieceSampler(chat), learner=cast("Learner", learner), sandbox=BubblewrapBackend()
+    )
     ctx = StageContext(
         backends=backends,
         chat=chat,
@@ -264,6 +271,33 @@ def test_a_drifted_batch_is_refused_before_the_learner_is_asked(
         score(cast("Learner", learner), CONFIG, with_other_token(attempts, 1), REWARD)
     assert learner.asked == []
     assert certify(attempts).boundaries == {b: 2 * n for b, n in EXPECTED.items()}
+
+
+def test_a_server_that_dies_in_mid_batch_is_an_error_before_any_weight_changes(
+    chat: Chat, task: Task, tmp_path: Path
+) -> None:
+    actor = tmp_path / "actor"
+    sizes = {"vocab_size": chat.vocab_size, "max_position_embeddings": 4096}
+    Qwen3Config(**(SIZES | sizes)).save_pretrained(actor)
+    with server(context_length=4096) as replay:
+        replay.vocabulary = chat.vocab_size
+        replay.on("/update_weights_from_disk", recording("dense2/upd_disk"))
+        replay.answers["/model_info"][0]["body"]["weight_version"] = "RPR-1/main/update-0"  # type: ignore[index]
+
+        def first(body: Any) -> Any:
+            found = echo("dense/gen_logprob", version="RPR-1/main/update-0")(body)
+            found["body"]["meta_info"]["prompt_tokens"] = len(body["input_ids"])
+            return found
+
+        replay.on("/generate", first, lambda _: setattr(replay, "dead", True))
+        learner = Bookkeeper()
+        sampler = SGLangSampler([replay.url], model_path=actor)
+        ctx, backends = stage_context(chat, learner, tmp_path, sampler)
+        stream = refine(ctx, CONFIG, [task], REWARD, actor_dir=actor, critic_dir=tmp_path)
+        with backends, pytest.raises(SamplerError, match="no SGLang server is left"):
+            list(stream)
+        assert len(replay.sent("/generate")) == 2
+    assert learner.asked == ["load", "start_phase", "close"]
 
 
 def new_stage(store: Store, task: Task) -> m.Stage:
