@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stages.alarms import alarms
 from stages.backends.protocols import GenerateAnswer
+from stages.certificate import certify
 from stages.domain import Boundary, EndReason, Stratum, Trajectory, Verdict
 from stages.errors import DriftError
 from stages.tokens import Ledger, count_drift, require_no_drift
@@ -168,3 +170,37 @@ def test_a_line_end_that_merges_with_the_templates_own_is_a_retokenised_boundary
     assert book.extend("cab<end>d<act>") is Boundary.RETOKENISED
     assert GreedyCodec().decode(book.input_ids) == "cab<end>d<act>"
     assert book.input_ids[1:3] == [VOCAB.index("a"), VOCAB.index("b")]
+
+
+def test_routes_of_several_turns_join_through_every_repair() -> None:
+    """Each request asks for the rows that are not held yet; together they are one row a token, but for the last (spec §6.2)."""
+    book, text = ledger(), "c<act>"
+    replies = (
+        ["ab", "<end>"],
+        ["a", "b", "<end>"],
+        ["cd", "\n", "<end>"],
+        ["c", "<end>"],
+    )  # strict, re-tokenised, trimmed
+    for turn, reply in enumerate(replies):
+        start, prompt = book.expert_rows, len(book.input_ids)
+        rows = np.arange(start, prompt + len(reply) - 1)  # a row that names its own position
+        book.add_sample(replace(answer(*reply), routed_experts=rows[:, None, None].astype(np.int32)), turn)
+        text += "".join(reply).replace("\n", "") + "d<act>"
+        book.extend(text)
+    assert set(book.boundaries) == {Boundary.STRICT_PREFIX, Boundary.RETOKENISED, Boundary.TRIMMED}
+    (segment,) = book.segments()
+    assert segment.rollout_routed_experts is not None
+    assert segment.rollout_routed_experts.ravel().tolist() == list(range(len(segment.tokens) - 1))
+    assert certify([trajectory(book)]).routed_share == 1.0
+
+
+def test_a_certificate_tells_versions_apart() -> None:
+    book = ledger()
+    book.add_sample(answer("ab", "<end>"), 0)
+    book.extend("c<act>ab<end>d<act>")
+    book.add_sample(replace(answer("c", "<end>"), weight_version="v2"), 1)
+    found = certify([trajectory(book)])
+    assert found.weight_versions == {"v1": 2, "v2": 2}
+    assert (found.mixed_attempts, found.loss_tokens, found.attempts) == (1, 4, 1)
+    assert alarms(found.metrics())  # a step of two policies pages somebody
+    assert found.boundaries[Boundary.NEW_CHUNK] == 0
