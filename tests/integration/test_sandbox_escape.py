@@ -294,7 +294,7 @@ def test_odd_result_files_are_refused(machine: Machine, tmp_path: Path, plant: s
         report = box.verify()
     assert report.verdict is Verdict.VERIFIER_ERROR  # it does so on a pristine image too
     assert "not a plain file" in report.log
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 def test_leftovers(machine: Machine, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import stat
 import time
 from collections.abc import AsyncIterator, Iterator
 
-from stages.backends.sandbox.spawn import Jail
+from stages.backends.sandbox.spawn import Jail, descendants, send
 
 _SETTLE_S = 5.0
 _CHUNK = 4 << 20
@@ -33,20 +33,20 @@ async def standing_still(jail: Jail | None) -> AsyncIterator[None]:
         yield
         return
     try:
-        before = {pid for pid in _below(init) if _state(pid) == "T"}
+        before = {pid for pid in (init, *descendants(init)) if _state(pid) == "T"}
         await _stop(init)
         yield
     finally:
-        for pid in _below(init):
+        for pid in (init, *descendants(init)):
             if pid not in before:
-                _signal(pid, signal.SIGCONT)
+                send(pid, signal.SIGCONT)
 
 
 async def _stop(init: int) -> None:
     """Until two looks in a row see the same processes, all stopped: what forked meanwhile is seen by the next look."""
     deadline, last, told = time.monotonic() + _SETTLE_S, set[int](), set[int]()
     while time.monotonic() < deadline:
-        seen = set(_below(init))
+        seen = {init, *descendants(init)}
         states = {pid: _state(pid) for pid in seen}
         # one that waits in the kernel (for the child that it made with vfork) stops before it acts again, once it is told to
         running = [pid for pid, state in states.items() if state not in _STOPPED and not (state == "D" and pid in told)]
@@ -54,27 +54,10 @@ async def _stop(init: int) -> None:
             return
         last = seen if not running else set()
         for pid in running:
-            _signal(pid, signal.SIGSTOP)
+            send(pid, signal.SIGSTOP)
         told.update(running)
         await asyncio.sleep(0.001)
     raise RuntimeError(f"processes of the agent did not stop within {_SETTLE_S:.0f} s")
-
-
-def _below(init: int) -> list[int]:
-    out, todo = [init], [init]
-    while todo:
-        found = list(_children(todo.pop()))
-        out += found
-        todo += found
-    return out
-
-
-def _children(pid: int) -> Iterator[int]:
-    """Of every thread: a process belongs to the one that started it."""
-    with contextlib.suppress(OSError):  # it ended meanwhile
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/children") as file:
-                yield from map(int, file.read().split())
 
 
 def _state(pid: int) -> str:
@@ -83,11 +66,6 @@ def _state(pid: int) -> str:
             return file.read().rsplit(b")", 1)[1].split()[0].decode()
     except OSError:
         return "X"
-
-
-def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
 
 
 # --------------------------------------------------------------------------- copying

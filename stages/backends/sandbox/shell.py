@@ -21,7 +21,7 @@ from stages.backends.sandbox.conversation import (
     Reports,
     no_shell,
 )
-from stages.backends.sandbox.spawn import Jail, born, children, now_mark
+from stages.backends.sandbox.spawn import Jail, born, children, descendants, now_mark, send
 
 _CHUNK = 1 << 18
 _TERM_GRACE_S, _KILL_GRACE_S = 0.3, 1.0
@@ -180,14 +180,14 @@ class Shell:
         core = {init, supervisor, loop_bash}
         steps = [(signal.SIGTERM, _TERM_GRACE_S), *[(signal.SIGKILL, 0.05)] * 5, (signal.SIGKILL, _KILL_GRACE_S)]
         for number, grace in steps:
-            for pid in _descendants(init):
+            for pid in descendants(init):
                 if pid not in core and ((born(pid) or 0), pid) > mark:
-                    _signal(pid, number)
+                    send(pid, number)
             kind = await self._listen(grace, capture)
             if kind != "timeout":
                 return kind
         if loop_bash:
-            _signal(loop_bash, signal.SIGKILL)
+            send(loop_bash, signal.SIGKILL)
             return await self._listen(_KILL_GRACE_S, capture)
         return "gone"
 
@@ -248,19 +248,3 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 def _readable(fd: int) -> int:
     return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0" * 4))[0])
-
-
-def _descendants(pid: int) -> list[int]:
-    out, todo = [], [pid]
-    while todo:
-        found = children(todo.pop())
-        out += found
-        todo += found
-    return out
-
-
-def _signal(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return

@@ -56,7 +56,7 @@ class Reaper:
         """End every child that nobody waits for: inits whose monitor died before it could take them along."""
         for pid in children(os.getpid()):
             if pid not in self._waiting:
-                _kill(pid)
+                send(pid)
 
     def _collect(self) -> None:
         while True:
@@ -72,12 +72,26 @@ class Reaper:
 
 
 def children(pid: int) -> list[int]:
-    """Direct children in birth order; empty when the process is gone."""
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
-            return [int(x) for x in file.read().split()]
-    except OSError:
-        return []
+    """Direct children, those of the first thread in birth order; empty when the process is gone.
+
+    Of every thread: a process belongs to the one that started it.
+    """
+    out: list[int] = []
+    with contextlib.suppress(OSError):  # it ended meanwhile
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children") as file:
+                out += map(int, file.read().split())
+    return out
+
+
+def descendants(pid: int) -> list[int]:
+    """Every process below one, parents before their children."""
+    out, todo = [], [pid]
+    while todo:
+        found = children(todo.pop())
+        out += found
+        todo += found
+    return out
 
 
 def born(pid: int) -> int | None:
@@ -145,16 +159,15 @@ class Jail:
         """SIGKILL to the namespace's init takes every process with it; returns when the kernel has reaped them all."""
         init = self.init()
         if init is not None:
-            _kill(init)
+            send(init)
         elif self.alive:
-            _kill(self.monitor)
+            send(self.monitor)
         await asyncio.wait_for(asyncio.shield(self.exited), 10)
         while init is not None and born(init) is not None:  # the monitor died first and left it to us
             await asyncio.sleep(0.001)
 
 
-def _kill(pid: int, number: int = signal.SIGKILL) -> None:
-    try:
+def send(pid: int, number: int = signal.SIGKILL) -> None:
+    """A signal to a process that may be gone."""
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        return
