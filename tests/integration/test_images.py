@@ -117,6 +117,11 @@ def _answers(command: list[str]) -> Any:
     return lambda container: container.exec_run(command).exit_code == 0
 
 
+def _cycle_ended(container: Container) -> bool:
+    listed = _run(container, "rsi", "cycle", "list")
+    return "completed" in listed or "failed" in listed
+
+
 def test_the_whole_installation_runs_a_cycle(stack: Stack) -> None:
     postgres = stack.start(
         "postgres", image="rsi-console", command=["sh", "-ec", POSTGRES],
@@ -144,7 +149,8 @@ def test_the_whole_installation_runs_a_cycle(stack: Stack) -> None:
     assert "/sign-in/" in _run(console, "rsi", "users", "add", "ada", "--role", "admin", "--link")
 
     _run(console, "rsi", "cycle", "launch", "smoke")
-    _wait(worker, lambda c: "completed" in _run(c, "rsi", "cycle", "list"))
+    _wait(worker, _cycle_ended)
+    assert "completed" in _run(console, "rsi", "cycle", "list"), _run(console, "rsi", "cycle", "show", "1")
 
     dumped = postgres.exec_run(
         ["sh", "-c", f"PATH={PG_BIN}:$PATH sh /opt/backup.sh /tmp rsi prefect"],
