@@ -10,7 +10,6 @@ import tomllib
 from pathlib import Path
 
 import docker
-from docker.models.images import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = "python3,python3-venv,ca-certificates"
@@ -60,10 +59,9 @@ def base_image(client: docker.DockerClient, folder: Path) -> None:
     assert archive.returncode == 0
 
 
-def build(client: docker.DockerClient, target: str) -> Image:
+def build(client: docker.DockerClient, target: str) -> None:
     """One target of cpu.Dockerfile as `rsi-TARGET`, without network."""
-    image, _ = client.images.build(
+    client.images.build(
         path=str(ROOT), dockerfile="infra/images/cpu.Dockerfile", target=target, tag=f"rsi-{target}", rm=True,
         forcerm=True, network_mode="none", buildargs={"BASE_IMAGE": "rsi-base:test"},
     )  # fmt: skip
-    return image

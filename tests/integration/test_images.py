@@ -78,7 +78,7 @@ def client() -> Iterator[docker.DockerClient]:
     with sandbox_engine.engine() as url:
         opened = docker.DockerClient(base_url=url, timeout=900)
         with tempfile.TemporaryDirectory(prefix="rsi-base-") as folder:
-            image_kit.base_image(opened, Path(folder))
+            image_kit.base_image(opened, Path(folder) / "root")
         for target in ("worker-cpu", "console"):
             image_kit.build(opened, target)
         yield opened
