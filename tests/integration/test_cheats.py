@@ -199,12 +199,12 @@ def test_there_are_at_least_twenty() -> None:
 
 
 def test_as_a_normal_user_too(tmp_path: Path) -> None:
-    """The three that fool real Harbor, and the two that go for the verifier's process, without root."""
+    """The three that fool real Harbor, and those that go for the verifier's process, without root."""
     if os.getuid() != 0:
         pytest.skip("already a normal user: the tests above were it")
     machine = Machine("bubblewrap-user", BubblewrapBackend(host_uid=60_001))
     try:
-        for cheat in [*CHEATS[:3], *CHEATS[-6:]]:
+        for cheat in [*CHEATS[:3], *CHEATS[-6 if os.environ.get("CI_FULL") else -2 :]]:
             with machine.box(victim(tmp_path, cheat.kind, cheat.timeout_s)) as box:
                 box.run(cheat.commands, timeout_s=10)
                 report = box.verify()
