@@ -112,6 +112,28 @@ def test_the_oracle_passes_every_step_and_doing_nothing_stops_at_the_first(
     assert "reward 0 is below min_reward 0.5" in idle.log.read_text()
 
 
+class Frozen(Typist):
+    """Whose harness cannot start at a step, as when tmux was stopped in the step before."""
+
+    def __init__(self, at: str, **says: list[str]) -> None:
+        super().__init__(dict(says))
+        self._at = at
+
+    async def act(self, sandbox: LoggedSandbox, task: Task) -> tuple[EndReason, int]:
+        if task.id.endswith(self._at):
+            raise SandboxError("tmux new-session failed in the sandbox: no answer in time")
+        return await super().act(sandbox, task)
+
+
+def test_a_harness_that_an_earlier_step_keeps_from_starting_is_no_escape(
+    once: Callable[..., Attempt], tmp_path: Path
+) -> None:
+    later = once(Frozen("/two", one=["echo one > first.txt"]), write(tmp_path / "t"))
+    assert (later.verdict, [s.verdict for s in later.steps]) == (Verdict.FAILED, [Verdict.PASSED, Verdict.FAILED])
+    first = once(Frozen("/one"), write(tmp_path / "u"))  # nobody has done anything there yet
+    assert first.verdict is Verdict.INFRA_ERROR
+
+
 def test_the_agents_processes_and_shell_live_on_and_nothing_of_a_verifier_reaches_them(
     once: Callable[..., Attempt], tmp_path: Path
 ) -> None:
