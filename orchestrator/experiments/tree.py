@@ -50,18 +50,21 @@ class Branch:
 
 
 def stage_keys(config: CycleConfig) -> list[tuple[StagePlan, str]]:
-    """Every stage from Base on, with the digest of everything that it depends on."""
+    """Every stage from Base on, with the digest of everything that it depends on.
+
+    Defaults are left out, so that a setting which a later version adds leaves the keys of what was run before as they are.
+    """
     whole = canonical(bare(config))[0]
-    common = whole.model_dump(mode="json", by_alias=True, exclude=PER_ROUND) | {
+    common = whole.model_dump(mode="json", by_alias=True, exclude=PER_ROUND, exclude_defaults=True) | {
         "version": metadata.version("terminal-rsi")
     }
     key, found = "", []
     for stage in plan(whole):
         own = None
         if stage.kind is StageKind.RSR:
-            own = whole.rsr_of(stage.round).model_dump(mode="json")
+            own = whole.rsr_of(stage.round).model_dump(mode="json", exclude_defaults=True)
         elif stage.kind is StageKind.RPR:
-            own = whole.rpr_of(stage.round).model_dump(mode="json")
+            own = whole.rpr_of(stage.round).model_dump(mode="json", exclude_defaults=True)
         text = json.dumps([key, stage.name, common if not key else None, own], sort_keys=True)
         key = hashlib.sha256(text.encode()).hexdigest()
         found.append((stage, key))
