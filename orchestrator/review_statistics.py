@@ -38,7 +38,7 @@ class ReviewStatistics:
     turnaround_s: float | None  # median time to a revision's first verdict
 
 
-def review_statistics(store: Store, *, limit: int = 5000, blind_to: str | None = None) -> ReviewStatistics:
+def review_statistics(store: Store, *, limit: int = 2000, blind_to: str | None = None) -> ReviewStatistics:
     """Agreement, turnaround, verdicts and known-leak hits.
 
     `blind_to`: a reviewer, to whom nothing is told of what others decided at gates that still wait, as long as the own
