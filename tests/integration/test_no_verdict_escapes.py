@@ -99,6 +99,16 @@ def test_nothing_that_a_program_of_the_agent_does_under_the_verifier_is_masked(
     assert report.verdict is verdict, report
 
 
+def test_a_state_that_cannot_be_copied_between_steps_is_a_failure(machine: Machine, tmp_path: Path) -> None:
+    """Holes stay holes in a copy of bubblewrap's; an engine's archive fills them, beyond the disk of 8 MB."""
+    task = make_task(tmp_path)
+    with machine.box(task) as box:
+        box.run(SOLVE_SH + "truncate -s 20M hole")
+        report = machine.wait(box.sandbox.check(task))  # type: ignore[attr-defined]
+        assert box.say("echo alive") == "alive"
+    assert report.verdict is (Verdict.FAILED if machine.kind == "docker" else Verdict.PASSED), report
+
+
 @pytest.mark.docker
 def test_an_engine_elsewhere_is_searched_by_names(
     docker_machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -135,9 +135,9 @@ def test_deep_nesting_is_an_error_like_another(bomb: str) -> None:
 
 
 def test_thousands_of_warnings_do_not_fill_the_context() -> None:
-    commands = ",".join(['{"keystrokes":"", "' + "x" * 5000 + '":1}'] * 3000)
+    commands = ",".join(['{"keystrokes":"", "' + "x" * 300 + '":1}'] * 1000)
     parsed = parse_reply('{"analysis":"","plan":"","commands":[' + commands + "]}")
-    assert len(parsed.commands) == 3000
+    assert len(parsed.commands) == 1000
     assert "more" in parsed.feedback
     assert len(parsed.feedback) < 6000
 

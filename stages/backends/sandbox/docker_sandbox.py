@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import tarfile
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from docker.types import Mount
 from stages.backends.protocols import CommandResult, VerifierReport
 from stages.backends.sandbox.bundle import TaskBundle
 from stages.backends.sandbox.capture import Capture
-from stages.backends.sandbox.channel import LOG_BYTES, MAX_RESULT_BYTES, RESULT_FILES
+from stages.backends.sandbox.channel import LOG_BYTES, RESULT_FILES
 from stages.backends.sandbox.conversation import command_line
 from stages.backends.sandbox.docker_channel import DockerChannel
 from stages.backends.sandbox.docker_engine import (
@@ -30,7 +29,7 @@ from stages.backends.sandbox.docker_engine import (
     run_detached,
 )
 from stages.backends.sandbox.docker_shell import KILLER, PRELUDE, DockerShell
-from stages.backends.sandbox.docker_state import carried, evidence, place_of
+from stages.backends.sandbox.docker_state import carried, evidence, place_of, result_files
 from stages.backends.sandbox.environment import AGENT_ENV, script_env
 from stages.backends.sandbox.evidence import ResultWatch
 from stages.backends.sandbox.verdict import Judgement, VerifierOutput, judge
@@ -98,7 +97,13 @@ class DockerSandbox:
                 await call(other._container.unpause)
         for point, content in parts:
             with content:
-                await call(self._container.put_archive, point, content)
+                try:
+                    await call(self._container.put_archive, point, content)
+                except SandboxError as error:
+                    if "no space" not in str(error):
+                        raise
+                    self._report = unverifiable(self._task, f"its files of holes do not fit as copies: {error}")
+                    return
 
     async def _first_container(self) -> None:
         limits = self._task.limits
@@ -302,7 +307,7 @@ class DockerSandbox:
         code, capture, said, nonces = await self._script(
             "tests", "test.sh", self._task.verifier_timeout_s, self._bundle
         )
-        results, strange = await call(self._results)
+        results, strange = await call(result_files, self._backend.client.api, self._container.id)
         planted, links = self._evidence
         log = capture.result()[0].decode("utf-8", "replace") + evidence_log(planted, links)
         output = VerifierOutput(
@@ -380,21 +385,3 @@ class DockerSandbox:
         """Only on an engine of this machine whose folders we may enter."""
         place = place_of(self._backend.client, volume)
         return ResultWatch(f"{place}/verifier") if os.access(f"{place}/verifier", os.R_OK) else None
-
-    def _results(self) -> tuple[dict[str, bytes], list[str]]:
-        results: dict[str, bytes] = {}
-        strange: list[str] = []
-        try:
-            tar = read_archive(self._backend.client.api, self._container.id, "/logs/verifier", 64 << 20)
-        except (DockerException, tarfile.TarError, SandboxError):
-            return {}, [RESULT_FILES[0]]
-        with tar:
-            for member in tar:
-                name = member.name.removeprefix("verifier/")
-                if name in RESULT_FILES:
-                    file = tar.extractfile(member) if member.isreg() and member.size <= MAX_RESULT_BYTES else None
-                    if file is None:
-                        strange.append(name)
-                    else:
-                        results[name] = file.read()
-        return results, strange

@@ -12,8 +12,9 @@ from typing import IO
 
 import docker
 import requests
-from docker.errors import DockerException
+from docker.errors import DockerException, NotFound
 
+from stages.backends.sandbox.channel import MAX_RESULT_BYTES, RESULT_FILES
 from stages.backends.sandbox.docker_engine import read_archive, shadow
 from stages.backends.sandbox.evidence import Search
 from stages.errors import SandboxError
@@ -80,3 +81,22 @@ def _shadow(api: docker.APIClient, container: str, point: str, place: Path, limi
             _, _, inside = member.name.partition("/")
             if inside and ".." not in inside.split("/"):
                 shadow(place, inside, member)
+
+
+def result_files(api: docker.APIClient, container: str) -> tuple[dict[str, bytes], list[str]]:
+    """What a verifier left in /logs/verifier by name, and the names that are no plain files of sane size."""
+    results: dict[str, bytes] = {}
+    strange: list[str] = []
+    try:
+        with read_archive(api, container, "/logs/verifier", 64 << 20) as tar:
+            for member in tar:
+                name = member.name.removeprefix("verifier/")
+                if name in RESULT_FILES:
+                    file = tar.extractfile(member) if member.isreg() and member.size <= MAX_RESULT_BYTES else None
+                    if file is None:
+                        strange.append(name)
+                    else:
+                        results[name] = file.read()
+    except (NotFound, tarfile.TarError, SandboxError):  # moved away, broken, or without end
+        return {}, [RESULT_FILES[0]]
+    return results, strange
