@@ -195,11 +195,15 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="folder whose Postgres is filled once and kept")
     args = parser.parse_args()
     size = Size.scaled(args.scale)
-    print(f"{size.trajectories:,} trajectories, {size.runbooks:,} runbooks, {size.cycles} cycles; {os.cpu_count()} CPUs")
+    print(
+        f"{size.trajectories:,} trajectories, {size.runbooks:,} runbooks, {size.cycles} cycles; {os.cpu_count()} CPUs"
+    )
     with rows(args.keep, size) as (store, home, url), console(home, url) as (base, process):
         pages = addresses(store)
         with httpx.Client(base_url=base, cookies=cookie(store, home), timeout=60) as client:
-            measure(client, pages, rounds=1, rate=RATE)  # templates, plans and caches of a console that has run for a minute
+            measure(
+                client, pages, rounds=1, rate=RATE
+            )  # templates, plans and caches of a console that has run for a minute
             lines = measure(client, pages, rounds=args.rounds, rate=RATE)
         memory = process.memory_info().rss / 2**20
     for line in sorted(lines, key=lambda x: (x.address.kind, -x.p95_ms)):
