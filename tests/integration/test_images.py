@@ -119,7 +119,7 @@ def _answers(command: list[str]) -> Any:
 
 def _cycle_ended(container: Container) -> bool:
     listed = _run(container, "rsi", "cycle", "list")
-    return "completed" in listed or "failed" in listed
+    return " done " in listed or " failed " in listed
 
 
 def test_the_whole_installation_runs_a_cycle(stack: Stack) -> None:
@@ -150,7 +150,7 @@ def test_the_whole_installation_runs_a_cycle(stack: Stack) -> None:
 
     _run(console, "rsi", "cycle", "launch", "smoke")
     _wait(worker, _cycle_ended)
-    assert "completed" in _run(console, "rsi", "cycle", "list"), _run(console, "rsi", "cycle", "show", "1")
+    assert " done " in _run(console, "rsi", "cycle", "list"), _run(console, "rsi", "cycle", "show", "1")
 
     dumped = postgres.exec_run(
         ["sh", "-c", f"PATH={PG_BIN}:$PATH sh /opt/backup.sh /tmp rsi prefect"],
