@@ -45,6 +45,7 @@ from stages.records import (
     ScalesProfiled,
     Selected,
     StepDone,
+    SurplusDropped,
     TaskScore,
 )
 from tests import factories
@@ -95,6 +96,8 @@ RECORDS: list[Record] = [
     PhaseStarted(phase=Phase.REPLAY),
     AttemptFinished(phase=Phase.REPLAY, trajectory=replace(factories.trajectory(9), runbook_id="b1")),
     ReplayJudged(trajectory_id=factories.trajectory(9).id, runbook_id="b1", accepted=True),
+    AttemptFinished(phase=Phase.JOINT, trajectory=factories.trajectory(8)),
+    SurplusDropped(phase=Phase.JOINT, step=1, trajectory_ids=(factories.trajectory(8).id,), completed=True),
     StepDone(phase=Phase.DISTIL, step=1, metrics={"train/loss": 1.5, "critic/vf_explained_var": None}),
     ScalesProfiled(phase=Phase.PROFILE, scales=(FamilyScale(family="f", value=2.5, attempts=20, multiplier=2.0),)),
     CheckpointSaved(name="RSR-1", path=Path("/nowhere/rsr-1"), actor_digest="a1", critic_digest=None, retained=True),
@@ -142,12 +145,16 @@ def test_all_records_twice(store: Store, stage: m.Stage) -> None:
     ]  # fmt: skip
     first = {table: _count(store, table) for table in tables}
     assert all(first.values()), first
-    assert (first["trajectory"], first["turn"], first["checkpoint"], first["artifact"]) == (5, 40, 2, 6)
+    assert (first["trajectory"], first["turn"], first["checkpoint"], first["artifact"]) == (6, 48, 2, 8)
     _record_all(store, stage)
     assert {table: _count(store, table) for table in tables} == first
 
     kinds = [event.kind for event in store.events.after(0)]
-    assert set(kinds) >= {k.value for k in m.EventKind} - {m.EventKind.ALARM, m.EventKind.LOG, m.EventKind.CYCLE_STATE}
+    others = {m.EventKind.ALARM, m.EventKind.LOG, m.EventKind.CYCLE_STATE, m.EventKind.REVIEWS_CHANGED}  # of no record
+    assert set(kinds) >= {k.value for k in m.EventKind} - others
+    assert {t.phase for t in store.trajectories.list(cycle_id=stage.cycle_id).items} == {
+        Phase.EXPLORE, Phase.REPLAY, Phase.JOINT_SURPLUS,
+    }  # fmt: skip
     phases = store.stages.phases(stage_id)
     assert phases[Phase.EXPLORE].state is m.PhaseState.DONE
     assert phases[Phase.EXPLORE].facts == {"attempts": 4, "ratio": "nan", "none": None}
@@ -222,14 +229,17 @@ def test_runbook_states(store: Store, stage: m.Stage) -> None:
     persist(store, stage, review("person:anna", Decision.APPROVE), human_review=True)
     assert state() is m.RunbookState.WAITING  # the gate decides about people's verdicts
     persist(store, stage, review("model:x", Decision.REJECT), human_review=True)
-    persist(store, stage, review("model:y", Decision.APPROVE))
-    assert state() is m.RunbookState.REJECTED  # not lifted by a later approval
+    assert state() is m.RunbookState.WAITING  # nor does a model's rejection decide over people
     persist(store, stage, RunbookWritten(runbook=replace(BOOK, revision=2)))
     assert (state(1), state()) == (m.RunbookState.SUPERSEDED, m.RunbookState.WRITTEN)
-    persist(store, stage, review("rules", Decision.APPROVE, 2))
+    persist(store, stage, review("model:x", Decision.REJECT, 2))
+    persist(store, stage, review("model:y", Decision.APPROVE, 2))
+    assert state() is m.RunbookState.REJECTED  # without people it is final: not lifted by a later approval
+    persist(store, stage, RunbookWritten(runbook=replace(BOOK, revision=3)))
+    persist(store, stage, review("rules", Decision.APPROVE, 3))
     persist(store, stage, PhaseStarted(phase=Phase.REPLAY))
     assert state() is m.RunbookState.CONSUMED
-    persist(store, stage, review("model:x", Decision.REJECT, 2))
+    persist(store, stage, review("model:x", Decision.REJECT, 3))
     assert state() is m.RunbookState.CONSUMED
 
 
