@@ -24,7 +24,10 @@ def upgrade() -> None:
         postgresql_where=sa.text("strict AND flags <> '[]'::jsonb"),
     )
     op.create_index(
-        "ix_trajectory_family_verdict", "trajectory", ["family", "stratum", "verdict", "end_reason", "seq"], unique=False
+        "ix_trajectory_family_verdict",
+        "trajectory",
+        ["family", "stratum", "verdict", "end_reason", "seq"],
+        unique=False,
     )
     op.create_index(
         "ix_trajectory_task_unsolved",

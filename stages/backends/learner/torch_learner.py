@@ -81,7 +81,8 @@ class TorchLearner:
         self._actor_opt: Optimizer | None = None
         self._critic_opt: Optimizer | None = None
         torch.manual_seed(seed)
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may sum in another order each time
+        # without it cuBLAS may sum in another order each time
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
         # filling every fresh buffer costs time, and nothing here reads one before writing it
         setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010
