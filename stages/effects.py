@@ -101,7 +101,7 @@ def effect(
     """
     arms = list(contrast.weights)
     complete = [s for s in seeds if all(math.isfinite(runs.get((a, s), math.nan)) for a in arms)]
-    by_seed = {s: round(sum(contrast.weights[a] * runs[a, s] for a in arms), DIGITS) for s in complete}
+    by_seed = {s: round(sum(contrast.weights[a] * runs[a, s] for a in arms), DIGITS) + 0.0 for s in complete}  # no −0
     found = Effect(
         contrast=contrast,
         by_seed=by_seed,
@@ -119,7 +119,7 @@ def effect(
     summary = st.over_seeds(list(by_seed.values()), level=level, noise=noise)
     return replace(
         found,
-        mean=summary.mean,
+        mean=round(summary.mean, DIGITS) + 0.0,
         over_seeds=summary.interval,
         p_value=summary.p_value,
         over_tasks=None

@@ -12,12 +12,13 @@ from orchestrator.experiments.report import (
     ExperimentReport,
     OutcomeEffects,
     RunResult,
+    amount,
+    between,
     ev_value,
     summary,
 )
 from stages.domain import Phase
 from stages.effects import Effect
-from stages.statistics import Interval
 
 
 def effect_rows(report: ExperimentReport) -> list[dict[str, Any]]:
@@ -180,21 +181,8 @@ def _effects(report: ExperimentReport, o: OutcomeEffects) -> list[dict[str, Any]
     ]
 
 
-def amount(value: float | None, is_rate: bool) -> str:
-    """A difference: in points for rates."""
-    if value is None:
-        return exports.MISSING
-    return exports.points(value) if is_rate else f"{value:+.3f}"
-
-
-def between(interval: Interval | None, is_rate: bool) -> str:
-    if interval is None:
-        return exports.MISSING
-    return f"[{amount(interval.low, is_rate)}, {amount(interval.high, is_rate)}]"
-
-
 def needed(e: Effect) -> str:
-    return exports.MISSING if e.seeds_needed is None else f"about {max(2, e.seeds_needed)}"
+    return exports.MISSING if e.seeds_needed is None else f"about {max(3, e.seeds_needed)}"
 
 
 def _curves(report: ExperimentReport) -> list[dict[str, Any]]:

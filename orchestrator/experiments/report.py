@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from orchestrator import exports
 from orchestrator import models as m
 from orchestrator.experiments.progress import progress_of
 from orchestrator.experiments.spec import JOIN, ExperimentSpec, parse_spec
@@ -18,6 +19,7 @@ from stages.config import CycleConfig
 from stages.domain import Phase
 from stages.errors import ConfigError
 from stages.records import EvaluationDone
+from stages.statistics import Interval
 
 EV_MEAN = "EV, mean of joint batches"
 EV_FIRST = "EV, first joint batch"
@@ -127,38 +129,53 @@ def contrasts_of(spec: ExperimentSpec) -> tuple[fx.Contrast, ...]:
 
 
 def summary(report: ExperimentReport) -> list[str]:
-    """What was shown and what was not, in sentences: one per contrast and outcome that has a success rate."""
-    lines = []
-    for o in report.outcomes:
-        if not o.is_rate:
-            continue
-        for e in o.effects:
-            lines.append(f"{'Shown' if shown(e) else 'Not shown'}: {e.contrast.name}, {o.outcome}: {verdict(e)}")
+    """What was shown and what was not, in sentences: one per outcome and contrast."""
+    lines = [
+        f"{'Shown' if shown(e) else 'Not shown'}: {e.contrast.name}, {o.outcome}: {verdict(e, is_rate=o.is_rate)}"
+        for o in report.outcomes
+        for e in o.effects
+    ]
     return lines or ["Nothing can be compared yet: no seed has all the arms of a contrast."]
 
 
 def shown(effect: fx.Effect) -> bool:
-    return effect.p_holm is not None and effect.p_holm < LEVEL
+    """Two seeds may agree by chance: they show something only where the luck within a run is known and counted (rates)."""
+    enough = effect.over_tasks is not None or len(effect.by_seed) >= 3
+    return enough and effect.p_holm is not None and effect.p_holm < LEVEL
 
 
-def verdict(e: fx.Effect) -> str:
-    """One effect of a success rate in words, with everything that it rests on."""
+def verdict(e: fx.Effect, *, is_rate: bool) -> str:
+    """One effect in words, with everything that it rests on. Rates differ by percentage points."""
     if e.mean is None:
         return "no seed has all of its arms yet"
-    text = f"{100 * e.mean:+.1f} points"
+    text = f"{amount(e.mean, is_rate)}{' points' if is_rate else ''}"
     if e.over_seeds is None:
         text += f" with {len(e.by_seed)} seed{'s' if len(e.by_seed) > 1 else ''}: no interval over seeds"
     else:
-        text += f", [{100 * e.over_seeds.low:+.1f}, {100 * e.over_seeds.high:+.1f}] over {len(e.by_seed)} seeds"
-        text += f", Holm p {e.p_holm:.2f}" if e.p_holm is not None else ""
-        if not shown(e) and e.seeds_needed is not None:
-            text += f"; about {max(2, e.seeds_needed)} seeds would show a difference of this size"
+        text += f", {between(e.over_seeds, is_rate)} over {len(e.by_seed)} seeds"
+        text += f", Holm p {exports.p_value(e.p_holm)}" if e.p_holm is not None else ""
+        if not shown(e) and e.p_holm is not None and e.p_holm < LEVEL:
+            text += "; two seeds may agree by chance, and nothing tells how much such a value scatters"
+        elif not shown(e) and e.seeds_needed is not None:
+            text += f"; about {max(3, e.seeds_needed)} seeds would show a difference of this size"
     if e.over_tasks is not None:
         clear = e.over_tasks.low > 0 or e.over_tasks.high < 0
-        text += f"; for these very runs [{100 * e.over_tasks.low:+.1f}, {100 * e.over_tasks.high:+.1f}] over tasks" + (
-            ", so the runs differ, but that says nothing about other seeds" if clear and not shown(e) else ""
-        )
+        text += f"; for these very runs {between(e.over_tasks, is_rate)} over tasks"
+        text += ", so the runs differ, but that says nothing about other seeds" if clear and not shown(e) else ""
     return text
+
+
+def amount(value: float | None, is_rate: bool) -> str:
+    """A difference: in points for rates."""
+    if value is None:
+        return exports.MISSING
+    return exports.points(value) if is_rate else f"{value:+.3f}"
+
+
+def between(interval: Interval | None, is_rate: bool) -> str:
+    if interval is None:
+        return exports.MISSING
+    return f"[{amount(interval.low, is_rate)}, {amount(interval.high, is_rate)}]"
 
 
 # ------------------------------------------------------------------------------------------------ one run
@@ -319,7 +336,7 @@ def _environment(store: Store, runs: Sequence[m.ExperimentRun]) -> str:
     cycles = [store.cycles.get(r.cycle_id) for r in runs if r.cycle_id is not None]
     found = [
         f"torch {c.environment.get('torch')}, {c.environment.get('machine')}, "
-        f"{c.environment.get('num_threads') or 'all'} learner threads, terminal-rsi {c.code_version}"
+        f"learner threads {c.environment.get('num_threads') or 'all'}, terminal-rsi {c.code_version}"
         for c in cycles
     ]
     return "; ".join(dict.fromkeys(found))

@@ -6,9 +6,9 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse
 
 from orchestrator import exports
-from orchestrator.experiments.export import amount, between, effect_rows, needed, run_rows, to_document, to_markdown
+from orchestrator.experiments.export import effect_rows, needed, run_rows, to_document, to_markdown
 from orchestrator.experiments.progress import progress_of
-from orchestrator.experiments.report import ExperimentReport, OutcomeEffects, report_of, summary
+from orchestrator.experiments.report import ExperimentReport, OutcomeEffects, amount, between, report_of, summary
 from orchestrator.experiments.spec import load_spec, spec_names
 from orchestrator.store import Store
 from stages.errors import StoreError
