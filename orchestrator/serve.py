@@ -175,7 +175,12 @@ def create_app(sampler: EmbeddedSampler, chat: Chat, *, name: str) -> FastAPI:
     @app.post("/generate")
     @app.put("/generate")
     async def generate(request: Request) -> Response:
-        call = wire.parse_generate(await request.json(), encode=chat.encode, stop_token_ids=chat.stop_token_ids)
+        call = wire.parse_generate(
+            await request.json(),
+            encode=chat.encode,
+            stop_token_ids=chat.stop_token_ids,
+            vocab_size=sampler.vocab_size,
+        )
         found = await _all(waves.ask(r) for r in call.requests)
         bodies = [_generate_body(chat, call, answer, took) for answer, took in found]
         if call.stream:

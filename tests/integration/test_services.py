@@ -88,7 +88,8 @@ def test_everything_answers(installation: Settings) -> None:
     assert {s.state for s in published.services} == {ServiceState.READY}
     assert prefect_server.healthy(installation)
     console = httpx.get(f"http://127.0.0.1:{installation.console_port}/cycles", trust_env=False)
-    assert console.status_code == 200
+    assert console.status_code == 303  # to the sign-in
+    assert console.headers["location"].startswith("/sign-in")
     secret = installation.home / "secrets" / "prefect-auth"
     assert secret.stat().st_mode & 0o777 == 0o600
     # The Prefect server listens on loopback only, and wants the password.

@@ -7,6 +7,7 @@ name, never ignored.
 from __future__ import annotations
 
 import math
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,14 +24,22 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("stream_interval", "beam_width", "watermark", "choice"), (None,)),
     **dict.fromkeys(("min_p", "frequency_penalty", "presence_penalty", "min_new_tokens"), (0, 0.0, None)),
     "stop": (None, [], ""),
-    "logit_bias": (None, {}),
     "repetition_penalty": (1, 1.0, None),
     "n": (1, None),
     "skip_special_tokens": (True, False),
     "spaces_between_special_tokens": (True, False),
     "no_stop_trim": (True, False),
 }
-USED = ("max_new_tokens", "temperature", "top_p", "top_k", "stop_token_ids", "sampling_seed", "ignore_eos")
+USED = (
+    "max_new_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "stop_token_ids",
+    "sampling_seed",
+    "ignore_eos",
+    "logit_bias",
+)
 CHAT_REFUSED = ("tools", "functions", "tool_choice", "response_format", "logit_bias", "audio", "modalities")
 
 
@@ -71,7 +80,7 @@ class ChatCall:
 
 
 def parse_generate(
-    body: Any, *, encode: Callable[[str], Sequence[int]], stop_token_ids: tuple[int, ...]
+    body: Any, *, encode: Callable[[str], Sequence[int]], stop_token_ids: tuple[int, ...], vocab_size: int
 ) -> GenerateCall:
     """`stop_token_ids` are the model's own, which `ignore_eos` switches off. Raises SamplerError."""
     if not isinstance(body, Mapping):
@@ -105,7 +114,7 @@ def parse_generate(
         GenerateRequest(
             rid=str(rid),
             input_ids=prompt,
-            sampling_params=_params(params, stop_token_ids),
+            sampling_params=_params(params, stop_token_ids, vocab_size),
             return_routed_experts=bool(body.get("return_routed_experts")),
             routed_experts_start_len=_integer(start, "routed_experts_start_len"),
         )
@@ -122,7 +131,7 @@ def parse_generate(
     )
 
 
-def _params(given: Any, stop_token_ids: tuple[int, ...]) -> SamplingParams:
+def _params(given: Any, stop_token_ids: tuple[int, ...], vocab_size: int) -> SamplingParams:
     if not isinstance(given, Mapping):
         raise SamplerError(f"sampling_params must be an object, got {given!r}")
     for key, value in given.items():
@@ -132,6 +141,7 @@ def _params(given: Any, stop_token_ids: tuple[int, ...]) -> SamplingParams:
             raise SamplerError(f"unknown field `{key}`, expected one of {', '.join(sorted({*USED, *NEUTRAL}))}")
         if value not in NEUTRAL[key]:
             raise SamplerError(f"sampling parameter {key}={value!r} is not available here; use SGLang, or leave it out")
+    _no_bias(given.get("logit_bias") or {}, vocab_size)
     seed = given.get("sampling_seed")
     own = () if given.get("ignore_eos") else stop_token_ids
     return SamplingParams(
@@ -142,6 +152,16 @@ def _params(given: Any, stop_token_ids: tuple[int, ...]) -> SamplingParams:
         stop_token_ids=tuple(dict.fromkeys((*_ids(given.get("stop_token_ids") or []), *own))),
         sampling_seed=secrets.randbits(62) if seed is None else _integer(seed, "sampling_seed"),
     )
+
+
+def _no_bias(biases: Any, vocab_size: int) -> None:
+    """A bias of 0 changes nothing; like SGLang we refuse one of an id that is not there, which tells a client the vocabulary."""
+    if not isinstance(biases, Mapping) or any(bias != 0 for bias in biases.values()):
+        raise SamplerError(
+            f"sampling parameter logit_bias={biases!r} is not available here; use SGLang, or leave it out"
+        )
+    if wrong := [key for key in biases if not re.fullmatch("[0-9]{1,9}", str(key)) or int(key) >= vocab_size]:
+        raise SamplerError(f"logit_bias names {wrong[0]!r}; token ids here are 0 to {vocab_size - 1}")
 
 
 def _spread(value: Any, count: int, name: str) -> list[Any]:

@@ -56,9 +56,9 @@ class Shell:
     async def begin(self, patience_s: float = RESTORE_S) -> None:
         """Start and wait until bash answers. Raises NoShell where it does not, with bwrap's words in the message."""
         self.start()
-        if not await self._restore(patience_s):
+        capture = Capture(4096)
+        if not await self._restore(patience_s, capture):
             assert self.jail is not None
-            capture = Capture(4096)
             if self.jail.alive:
                 await self.jail.kill()
             self._drain(capture)
@@ -83,7 +83,7 @@ class Shell:
         self._drain(capture)
         if kind != "done":
             code, restarted = None, True
-            if kind != "ended" or not await self._restore(RESTORE_OLD_S):
+            if kind != "ended" or not await self._restore(RESTORE_OLD_S, Capture(1024)):
                 capture.add(await self._restart())
         output, omitted = capture.result()
         return Outcome(output, None if timed_out else code, timed_out, restarted, omitted, time.monotonic() - began)
@@ -148,9 +148,9 @@ class Shell:
 
     # ------------------------------------------------------------------ restart
 
-    async def _restore(self, patience_s: float) -> bool:
+    async def _restore(self, patience_s: float, capture: Capture) -> bool:
         """Give the loop bash that the supervisor started anew the old cwd and environment. False: it does not answer."""
-        kind, _ = await self._converse(self._reports.restore_script(), time.monotonic() + patience_s, Capture(1024))
+        kind, _ = await self._converse(self._reports.restore_script(), time.monotonic() + patience_s, capture)
         return kind == "done"
 
     async def _restart(self) -> bytes:
