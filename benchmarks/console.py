@@ -28,8 +28,8 @@ from pathlib import Path
 
 import httpx
 import psutil
+from console_rows import LONG, Size, fill
 
-from benchmarks.console_rows import LONG, Size, fill
 from orchestrator import models as m
 from orchestrator.audits import AuditSpec, run_audit
 from orchestrator.embedded import ports, postgres
