@@ -224,3 +224,17 @@ def test_docker_goes_with_its_process(tmp_path: Path, docker_url: str, how: str)
         assert of(process.pid) == ([], [])
     assert [p.name for p in (tmp_path / "temporary").iterdir()] == []
     client.close()
+
+
+@pytest.mark.docker
+def test_a_backend_that_closes_leaves_another_one_of_its_process_alone(
+    tmp_path: Path, docker_url: str, docker_machine: Machine
+) -> None:
+    task = make_task(tmp_path)
+    for _ in range(2):  # the second time on volumes that the first one filled
+        with docker_machine.box(task) as box:
+            backend = DockerBackend(image="prepared", base_url=docker_url)
+            asyncio.run(backend.start())
+            asyncio.run(backend.aclose())
+            box.run(SOLVE_SH)
+            assert box.verify().verdict is Verdict.PASSED

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hashlib
 import io
+import itertools
 import os
 import socket
 import struct
@@ -32,6 +33,7 @@ from stages.errors import SandboxError, TaskError
 
 LABEL, ATTEMPT = "terminal-rsi.owner", "terminal-rsi.attempt"
 _HEADER = struct.Struct(">BxxxI")
+_backends = itertools.count(1)
 T = TypeVar("T")
 
 
@@ -258,9 +260,9 @@ def imported_image(client: docker.DockerClient, tar: Path, digest: str) -> str:
 
 
 def owner_label() -> str:
-    """Machine boot, process and its birth: enough to tell whether the owner still lives."""
+    """Machine boot, process and its birth: enough to tell whether the owner still lives; and which of its backends it is."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}:{os.getpid()}:{birth(os.getpid())}"
+    return f"{boot}:{os.getpid()}:{birth(os.getpid())}:{next(_backends)}"
 
 
 def sweep(client: docker.DockerClient) -> None:
@@ -309,7 +311,8 @@ def remove_labelled(client: docker.DockerClient, label: str, value: str) -> None
 
 def _orphaned(label: str) -> bool:
     boot, _, rest = label.partition(":")
-    pid, _, born = rest.partition(":")
+    pid, _, rest = rest.partition(":")
+    born, _, _ = rest.partition(":")
     if not pid.isdigit():
         return False
     if boot != Path("/proc/sys/kernel/random/boot_id").read_text().strip():
