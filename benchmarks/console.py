@@ -68,8 +68,8 @@ def addresses(store: Store) -> list[Address]:
     points = [c.id for c in store.checkpoints.of_cycle(middle)]
     audit = store.audits.list(limit=1).items[0].id
     middle_seq = store.trajectories.list(TrajectoryFilter(cycle_id=middle), limit=1).items[0].seq
-    gates = store.review_queue.waiting_stages()
-    runbook = store.runbooks.list(stage_id=gates[0], limit=1).items[0].id if gates else ""
+    gates = store.review_queue.waiting_gates()
+    runbook = store.runbooks.list(stage_id=gates[0][0], limit=1).items[0].id if gates else ""
     lists = (
         *("/", "/cycles", "/cycles?state=failed", "/cycles?q=cycle+1", "/checkpoints", "/checkpoints?candidates=1"),
         *(f"/checkpoints?cycle={middle}", "/lineage", f"/lineage?cycle={middle}", "/experiments", "/audits"),

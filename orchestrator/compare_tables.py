@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator import models as m
 from orchestrator.comparisons import Measured, SuiteReport, chosen
+from orchestrator.memo import Memo
 from orchestrator.store import Store
 from orchestrator.store.analysis_queries import AnalysisQueries
 from stages import comparison as c
@@ -23,6 +24,8 @@ FlagKind = c.FlagKind
 Optimism = st.Optimism
 FOUR_NAMES = FOUR_SUITES
 
+# Thousands of random halves per answer; an evaluation that is measured again keeps its id and gets a new time.
+_CHOICES: Memo[tuple[st.Optimism | None]] = Memo(64)
 OUT_OF = (EndReason.TIME_LIMIT, EndReason.TURN_CAP, EndReason.TOKEN_CAP, EndReason.CONTEXT_OVERFLOW)
 
 
@@ -241,7 +244,10 @@ def optimism(report: SuiteReport) -> st.Optimism | None:
     """What choosing the best of these checkpoints on this very suite would add by luck; None where it cannot be told."""
     if len({x.evaluation.suite_digest for x in report.measured}) != 1:
         return None
-    return c.choice_optimism([x.evaluation for x in report.measured])
+    key = tuple((x.stored.id, x.stored.created_at) for x in report.measured)
+    if (found := _CHOICES.get(key)) is None:
+        found = _CHOICES.put(key, (c.choice_optimism([x.evaluation for x in report.measured]),))
+    return found[0]
 
 
 def selections(store: Store, report: SuiteReport) -> list[tuple[m.Stage, m.Selection]]:

@@ -47,6 +47,18 @@ def policy_of(store: Store, stage: m.Stage) -> ReviewPolicy:
     return _policy(canonical(store.cycles.get(stage.cycle_id).config), stage.cycle_id, max(1, stage.round))
 
 
+def waiting_policies(store: Store) -> dict[int, ReviewPolicy]:
+    """Stage with waiting runbooks -> its review policy.
+
+    Left out where the stored recipe cannot be read any more: such a cycle must not take the whole queue with it.
+    """
+    found = {}
+    for stage_id, round_, cycle_id, config in store.review_queue.waiting_gates():
+        with contextlib.suppress(ConfigError):
+            found[stage_id] = _policy(canonical(config), cycle_id, max(1, round_))
+    return found
+
+
 @lru_cache(maxsize=256)
 def _policy(config: str, cycle_id: int, round_: int) -> ReviewPolicy:
     review = parse_config(json.loads(config), f"cycle {cycle_id}").rsr_of(round_).review

@@ -53,13 +53,11 @@ class Look:
 
 def needs(store: Store) -> dict[int, int]:
     """Stage with waiting runbooks -> how many people must decide on each."""
-    stages = [store.stages.get(i) for i in store.review_queue.waiting_stages()]
-    found = {s.id: policy for s in stages if s.id is not None and (policy := _policy(store, s))}
-    return {i: policy.required_reviewers for i, policy in found.items()}
+    return {i: policy.required_reviewers for i, policy in gate.waiting_policies(store).items()}
 
 
 def _policy(store: Store, stage: m.Stage) -> ReviewPolicy | None:
-    """None where the stored recipe cannot be read any more: such a cycle must not take the whole queue with it."""
+    """None where the stored recipe cannot be read any more."""
     try:
         return gate.policy_of(store, stage)
     except ConfigError:

@@ -134,17 +134,19 @@ class ConsoleQueries(Repository):
             return []
         wanted = or_(col(m.Evaluation.cycle_id).in_(cycle_ids), col(m.Evaluation.checkpoint_id).in_(checkpoint_ids))
         with self._session() as session:
-            rows = session.execute(select(m.Evaluation).where(wanted).order_by(col(m.Evaluation.id))).scalars().all()
+            # Columns, not objects: a list of cycles reads hundreds of evaluations.
+            own = select(*(getattr(m.Evaluation, name) for name in _SCORED))
+            rows: Sequence[Any] = session.execute(own.where(wanted).order_by(col(m.Evaluation.id))).all()
             keys = {row.id: (row.id, row.created_at) for row in rows if row.id is not None}
             known = {i: found for i, key in keys.items() if (found := _INTERVALS.get(key)) is not None}
             missing = [i for i in keys if i not in known]
-            own = m.EvaluationTask
+            task = m.EvaluationTask
             per_task = select(
-                col(own.evaluation_id), func.array_agg(col(own.passed)), func.array_agg(col(own.verdict_count))
-            ).where(col(own.evaluation_id).in_(missing))
+                col(task.evaluation_id), func.array_agg(col(task.passed)), func.array_agg(col(task.verdict_count))
+            ).where(col(task.evaluation_id).in_(missing))
             tasks: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
             if missing:
-                grouped = session.execute(per_task.group_by(col(own.evaluation_id))).tuples()
+                grouped = session.execute(per_task.group_by(col(task.evaluation_id))).tuples()
                 tasks = {i: (passed, of) for i, passed, of in grouped}
         for row in rows:
             if row.id in missing:
@@ -244,6 +246,12 @@ def _kept(query: Select[Any], cycle_id: int | None, candidates: bool) -> Select[
     return query
 
 
+_SCORED = (
+    *("id", "created_at", "checkpoint_id", "cycle_id", "checkpoint", "suite", "suite_digest", "k"),
+    *("passed", "verdicts", "attempts", "turns", "tokens", "settings", "reference_only"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class _Interval:
     low: float | None
@@ -257,7 +265,7 @@ class _Interval:
 _INTERVALS: Memo[_Interval] = Memo(20_000)
 
 
-def _interval(row: m.Evaluation, passed: Sequence[int], of: Sequence[int]) -> _Interval:
+def _interval(row: Any, passed: Sequence[int], of: Sequence[int]) -> _Interval:
     from stages.statistics import clustered_wilson, wilson  # loads scipy, which a page without scores does not need
 
     found = clustered_wilson(np.asarray(passed), np.asarray(of)) if len(of) else wilson(row.passed, row.verdicts)
@@ -266,7 +274,7 @@ def _interval(row: m.Evaluation, passed: Sequence[int], of: Sequence[int]) -> _I
     return _Interval(found.low, found.high, found.method, len(of))
 
 
-def _score(row: m.Evaluation, interval: _Interval) -> Score:
+def _score(row: Any, interval: _Interval) -> Score:
     return Score(
         evaluation_id=row.id or 0,
         checkpoint_id=row.checkpoint_id,

@@ -168,13 +168,19 @@ class ReviewQueue(Repository):
         with self._session() as session:
             return session.execute(query).first() is not None
 
-    def waiting_stages(self) -> Sequence[int]:
-        """Stages with runbooks that wait for people."""
-        query = select(col(m.Runbook.stage_id)).where(
+    def waiting_gates(self) -> Sequence[tuple[int, int, int, dict[str, Any]]]:
+        """Stages with runbooks that wait for people: (stage id, its round, its cycle, the cycle's stored settings)."""
+        waiting = select(col(m.Runbook.stage_id)).where(
             col(m.Runbook.state) == m.RunbookState.WAITING, col(m.Runbook.stage_id).is_not(None)
         )
+        query = (
+            select(col(m.Stage.id), col(m.Stage.round), col(m.Stage.cycle_id), col(m.Cycle.config))
+            .join(m.Cycle, col(m.Cycle.id) == col(m.Stage.cycle_id))
+            .where(col(m.Stage.id).in_(waiting))
+            .order_by(col(m.Stage.id))
+        )
         with self._session() as session:
-            return sorted(i for i in session.execute(query.distinct()).scalars() if i is not None)
+            return [(i, n, cycle, config) for i, n, cycle, config in session.execute(query).tuples() if i is not None]
 
     def finding_counts(self, keys: Sequence[tuple[str, int]]) -> dict[str, list[tuple[str, str, int]]]:
         """Runbook id -> (part, severity, how many) of its revision's findings."""
