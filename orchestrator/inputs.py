@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -172,10 +173,8 @@ def open_sampler(config: CycleConfig, model: Path, settings: Settings) -> Sample
 
         return EmbeddedSampler(model, weight_version="Base", num_threads=config.rollout.sampler_threads)
     refuse_without_servers(config, settings)
-    from stages.backends.sampler.publish import PublishedWeights
     from stages.backends.sampler.sglang import SGLangSampler
 
-    url = settings.sglang_weights_url
     return SGLangSampler(
         settings.sglang_servers,
         model_path=model,
@@ -185,20 +184,36 @@ def open_sampler(config: CycleConfig, model: Path, settings: Settings) -> Sample
         truncated="plain",
         need_routes=config.learner.use_rollout_routing_replay,
         owner=secrets.token_hex(4),
-        remote_path=PublishedWeights(url, settings.sglang_weights_path) if url else str,
+        remote_path=_path_for_servers(settings),
     )
 
 
 def refuse_without_servers(config: CycleConfig, settings: Settings) -> None:
-    """Raises ConfigError when the recipe samples on SGLang servers and RSI_SGLANG_URLS names none, or no http address."""
+    """Raises ConfigError when the recipe samples on SGLang servers and RSI_SGLANG_… does not say where they are, or how
+    weights get to them. Asks no server anything."""
     if config.sampler.backend != "sglang":
         return
     wrong = [u for u in settings.sglang_servers if not u.startswith(("http://", "https://"))]
     if wrong or not settings.sglang_servers:
         raise ConfigError(
             f'sampler.backend = "sglang" and RSI_SGLANG_URLS is {settings.sglang_urls!r}: name the servers as'
-            ' http://host:port, with commas, where the worker runs; or set sampler.backend = "embedded"'
+            " http://host:port, with commas, where cycles are launched and where they run; or set sampler.backend ="
+            ' "embedded"'
         )
+    _path_for_servers(settings)
+
+
+def _path_for_servers(settings: Settings) -> Callable[[Path], str]:
+    """From a model folder here to its path on the servers, which may copy it there. Raises ConfigError."""
+    from stages.backends.sampler.publish import PublishedWeights
+
+    url, path = settings.sglang_weights_url, settings.sglang_weights_path
+    if path and not url:
+        raise ConfigError(
+            f"RSI_SGLANG_WEIGHTS_PATH is {path!r} and RSI_SGLANG_WEIGHTS_URL is empty: name the folder or URL that the servers"
+            " have mounted there, or leave both empty where they see the folders here under the same path"
+        )
+    return PublishedWeights(url, path) if url else str
 
 
 def open_model(folder: Path) -> tuple[Sampler, Chat]:

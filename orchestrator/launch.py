@@ -14,7 +14,7 @@ from orchestrator import lineage, transitions, workers
 from orchestrator import models as m
 from orchestrator.costs import predict
 from orchestrator.embedded import database
-from orchestrator.inputs import load_suites, model_folder, refuse_unsupported
+from orchestrator.inputs import load_suites, model_folder, refuse_unsupported, refuse_without_servers
 from orchestrator.plan import stage_rows
 from orchestrator.recipes import load_recipe
 from orchestrator.reconcile import reconcile_store
@@ -73,6 +73,7 @@ def launch_config(
 ) -> int:
     """As `launch_cycle`, for a configuration that is complete: the launch form's, perhaps a changed clone's."""
     refuse_unsupported(config)
+    refuse_without_servers(config, settings)
     model_folder(config)
     load_suites(config, settings)  # a broken or overlapping suite is refused before anything is stored
     cycle = create_cycle(store, config, actor=actor, cloned_from=cloned_from)

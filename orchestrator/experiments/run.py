@@ -20,7 +20,7 @@ from orchestrator.experiments.spent import base_tokens_per_attempt, matched, spe
 from orchestrator.experiments.tree import Branch, Run, branches
 from orchestrator.heartbeat import beating
 from orchestrator.holding import PauseRequested
-from orchestrator.inputs import load_suites, refuse_unsupported
+from orchestrator.inputs import load_suites, refuse_unsupported, refuse_without_servers
 from orchestrator.launch import create_cycle
 from orchestrator.reconcile import HEARTBEAT_S
 from orchestrator.runner import run_cycle
@@ -93,6 +93,8 @@ def run_experiment(
     """
     watch = watch or Watch()
     configs = checked(spec)
+    for config in configs.values():
+        refuse_without_servers(config, settings)
     # a broken or overlapping suite is refused before anything is stored
     load_suites(next(iter(configs.values())), settings)
     row = register(store, spec, actor=actor)

@@ -35,7 +35,9 @@ def test_a_gpu_worker_takes_one_cycle_at_a_time() -> None:
     assert command[command.index("--limit") + 1] == "1"
 
 
-def test_the_paper_layout_is_four_way_context_parallel_and_is_refused_where_the_gpus_are_missing() -> None:
+def test_the_paper_layout_is_four_way_context_parallel_and_is_refused_where_the_gpus_are_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Spec §2.3: 4-way context parallelism, 8,192 tokens a GPU, log-prob chunks of 1,024."""
     paper = load_recipe("paper")
     learner = paper.learner
@@ -45,8 +47,18 @@ def test_the_paper_layout_is_four_way_context_parallel_and_is_refused_where_the_
         1024,
     )
     many = load_recipe("paper", overrides={"learner.layout.data_parallel_size": 32})
+    monkeypatch.setenv("RSI_SGLANG_URLS", "http://127.0.0.1:1")  # nothing is asked there: the GPUs are missed before
     with pytest.raises(ConfigError, match=r"256 GPUs and this machine shows|megatron-core, which is not installed"):
         open_backends(many, shipped_model())
+
+
+def test_the_paper_recipe_samples_on_servers_and_is_refused_where_none_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RSI_SGLANG_URLS", raising=False)
+    assert load_recipe("paper").sampler.backend == "sglang"
+    with pytest.raises(ConfigError, match="RSI_SGLANG_URLS is ''"):
+        open_backends(load_recipe("paper"), shipped_model())
 
 
 def test_a_layout_that_does_not_fit_the_base_model_is_refused_before_anything_is_stored(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def test_the_paper_recipe_has_the_published_values() -> None:
         assert not rpr.whiten_advantages
         assert rpr.inherit_critic
     assert (one.reward.kind, two.reward.kind) == ("fdr", "spr")
+    assert (paper.rollout.harness, paper.sampler.backend, paper.learner.backend) == ("terminus2", "sglang", "megatron")
     assert paper.rsr_of(1).explore.attempts_per_task == paper.rsr_of(1).replay.attempts_per_runbook == 4
 
 

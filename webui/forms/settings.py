@@ -42,6 +42,12 @@ DATA = (
 )
 ROLLOUT = (
     _s(
+        "sampler.backend",
+        "Sampler",
+        "embedded: the model in the worker's own process. sglang: the servers of RSI_SGLANG_URLS; equal seeds then promise no "
+        "equal digests.",
+    ),
+    _s(
         "rollout.harness", "Harness", "shell: one command a turn; terminus2: JSON keystrokes and compaction.", "spec §7"
     ),
     _s("rollout.max_turns", "Turns at most", "Empty: each task's own limit.", "spec §7"),

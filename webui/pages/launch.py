@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from orchestrator.config_diff import difference
 from orchestrator.costs import Prediction, predict
-from orchestrator.inputs import base_folder, load_suites, model_folder, refuse_unsupported
+from orchestrator.inputs import base_folder, load_suites, model_folder, refuse_unsupported, refuse_without_servers
 from orchestrator.launch import NotStarted, launch_config
 from orchestrator.named_folders import named_folders, outside
 from orchestrator.recipes import load_recipe, parse_config, recipe_names
@@ -133,6 +133,7 @@ def checked(request: Request, draft: Draft, *, suites: bool = True) -> None:
         return
     checks: list[tuple[str, Any]] = [
         (ADVANCED, lambda: refuse_unsupported(config)),
+        ("sampler.backend", lambda: refuse_without_servers(config, _settings(request))),
         (BASE, lambda: model_folder(config)),
         (ADVANCED, lambda: predict(store_of(request), config)),
     ]

@@ -11,8 +11,10 @@ import pytest
 from safetensors.numpy import save_file
 from transformers import Qwen3Config
 
+from orchestrator.experiments.run import run_experiment
+from orchestrator.experiments.spec import parse_spec
 from orchestrator.inputs import open_sampler
-from orchestrator.launch import SERVED, create_cycle
+from orchestrator.launch import SERVED, create_cycle, launch_config
 from orchestrator.recipes import load_recipe
 from orchestrator.settings import Settings
 from orchestrator.store import Store
@@ -56,6 +58,26 @@ def test_a_recipe_on_servers_needs_their_addresses(store: Store, tmp_path: Path)
             load_recipe("smoke", overrides={key: 0.9})
     assert create_cycle(store, RECIPE, actor="test").digest_claim_void == SERVED
     assert create_cycle(store, load_recipe("smoke"), actor="test").digest_claim_void == ""
+
+
+def test_nothing_is_stored_where_servers_or_the_way_of_weights_to_them_are_missing(
+    store: Store, tmp_path: Path
+) -> None:
+    with_servers = {"home": tmp_path, "sglang_urls": "http://gpu-1:30000"}
+    for given, match in (
+        ({"home": tmp_path}, "where cycles are launched and where they run"),
+        (with_servers | {"sglang_weights_path": "/mnt/w"}, "RSI_SGLANG_WEIGHTS_URL is empty"),
+        (with_servers | {"sglang_weights_url": "memory://weights"}, "set RSI_SGLANG_WEIGHTS_PATH"),
+    ):
+        settings = Settings(**given)
+        with pytest.raises(ConfigError, match=match):
+            launch_config(store, RECIPE, actor="test", settings=settings)
+        arms = [{"name": "a"}, {"name": "b", "set": {"rpr.0.actor_lr": 1e-3}}]
+        values = {"name": "x", "question": "?", "recipe": "smoke", "set": {"sampler.backend": "sglang"}, "arm": arms}
+        with pytest.raises(ConfigError, match=match):
+            run_experiment(store, settings, parse_spec(values, "test"))
+    assert store.cycles.list().items == []
+    assert store.experiments.list().items == []
 
 
 def test_a_cycles_sampler_publishes_versioned_weights_and_serves_them(tmp_path: Path) -> None:
