@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from orchestrator import models as m
 from orchestrator import review_look, reviewing
@@ -38,6 +39,12 @@ class Gate:
     clean: Sequence[str]  # runbooks that the rules found nothing against
     soft: str  # types a value that must be read: a soft finding
     hard: str  # reads the verifier: rejected by the rules
+
+
+class NewGate(Protocol):
+    """`open_gate` in a module's store, with ids of its own."""
+
+    def __call__(self, *, clean: int = ..., reviewers: int = ..., planted: float = ...) -> Gate: ...
 
 
 def open_gate(

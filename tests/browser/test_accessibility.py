@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.embedded import postgres
 from orchestrator.store import Store
 from tests.chromium import MARKS
-from tests.conftest import TEMPLATE
 from tests.console_people import app_for, cookie_for
 from tests.console_server import serving
 from tests.console_world import SIGN_IN, Everything, examples, page_routes, seed_everything
@@ -24,17 +23,10 @@ WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 800}
 
 
 @pytest.fixture(scope="module")
-def world(
-    postgres_server: postgres.PostgresInfo, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Everything, str]]:
-    url = postgres.ensure_database(postgres_server, "accessible", template=TEMPLATE)
-    folder = tmp_path_factory.mktemp("accessible")
-    store = Store.open(url, folder / "artifacts", pool_size=10)
-    everything = seed_everything(store, folder)
-    with serving(store) as base:
+def world(module_store: Store, module_folder: Path) -> Iterator[tuple[Everything, str]]:
+    everything = seed_everything(module_store, module_folder)
+    with serving(module_store) as base:
         yield everything, base
-    store.close()
-    postgres.drop_database(postgres_server, "accessible")
 
 
 def test_every_page_has_an_example(world: tuple[Everything, str]) -> None:

@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.embedded import postgres
 from orchestrator.store import Store
 from tests.analysis_world import Analysed, seed_analysis
 from tests.chromium import MARKS, in_every_look
-from tests.conftest import TEMPLATE
 from tests.console_cycle import SUITES
 from tests.console_people import cookie_for
 from tests.console_server import serving
@@ -24,17 +22,10 @@ pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
-def world(
-    postgres_server: postgres.PostgresInfo, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Analysed, str]]:
-    url = postgres.ensure_database(postgres_server, "analyst_browser", template=TEMPLATE)
-    folder = tmp_path_factory.mktemp("analyst")
-    store = Store.open(url, folder / "artifacts", pool_size=10)
-    seeded = seed_analysis(store, folder)
-    with serving(store) as base:
+def world(module_store: Store, module_folder: Path) -> Iterator[tuple[Analysed, str]]:
+    seeded = seed_analysis(module_store, module_folder)
+    with serving(module_store) as base:
         yield seeded, base
-    store.close()
-    postgres.drop_database(postgres_server, "analyst_browser")
 
 
 def open_page(browser: Any, world: tuple[Analysed, str], **options: object) -> tuple[Any, list[str]]:

@@ -11,14 +11,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.embedded import postgres
 from orchestrator.persist import persist
 from orchestrator.store import Store
 from orchestrator.store.logs import NewLine
 from stages.domain import Phase
 from stages.records import Progress, StepDone
 from tests.chromium import MARKS, in_every_look
-from tests.conftest import TEMPLATE
 from tests.console_cycle import Seeded, seed_cycle, stretch_times
 from tests.console_people import cookie_for
 from tests.console_server import serving
@@ -43,18 +41,14 @@ class Watch:
 
 
 @pytest.fixture(scope="module")
-def world(postgres_server: postgres.PostgresInfo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    url = postgres.ensure_database(postgres_server, "console_browser", template=TEMPLATE)
-    folder = tmp_path_factory.mktemp("browser")
-    store = Store.open(url, folder / "artifacts", pool_size=10)
+def world(module_store: Store, module_folder: Path) -> Iterator[World]:
+    store, folder = module_store, module_folder
     done = seed_cycle(store, folder)
     running = seed_cycle(store, folder, name="live", until=2, running=True, offset=2_000_000)
     for seeded in (done, running):
         stretch_times(store, seeded.cycle.id or 0)
     with serving(store) as base:
         yield World(store, base, done, running)
-    store.close()
-    postgres.drop_database(postgres_server, "console_browser")
 
 
 def new_page(browser: Any, world: World, **options: object) -> tuple[Any, Watch]:

@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 
 from orchestrator import models as m
-from orchestrator import transitions, workers
-from orchestrator.embedded import control, database, postgres
+from orchestrator import transitions
+from orchestrator.embedded import control, database
 from orchestrator.persist import persist
 from orchestrator.store import Store
 from stages.domain import Phase
 from stages.records import StepDone
 from tests.chromium import MARKS, in_every_look
-from tests.conftest import TEMPLATE
 from tests.console_cycle import Seeded, seed_cycle, stretch_times
 from tests.console_people import cookie_for, person
 from tests.console_server import serving
@@ -28,12 +27,8 @@ pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
-def house(
-    postgres_server: postgres.PostgresInfo, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Store, str, Seeded, Seeded]]:
-    url = postgres.ensure_database(postgres_server, "lead_browser", template=TEMPLATE)
-    folder = tmp_path_factory.mktemp("lead")
-    store = Store.open(url, folder / "artifacts", pool_size=10)
+def house(module_store: Store, module_folder: Path) -> Iterator[tuple[Store, str, Seeded, Seeded]]:
+    store, folder = module_store, module_folder
     person(store, m.Role.LEAD, login="ada")  # first: the finished cycle is told to her
     done = seed_cycle(store, folder)
     running = seed_cycle(store, folder, name="live", until=2, running=True, offset=2_000_000)
@@ -43,8 +38,6 @@ def house(
             persist(store, seeded.stages[2], StepDone(phase=Phase.JOINT, step=step, metrics=metrics(step)))
     with serving(store) as base:
         yield store, base, done, running
-    store.close()
-    postgres.drop_database(postgres_server, "lead_browser")
 
 
 def metrics(step: int) -> dict[str, float | None]:
@@ -62,15 +55,6 @@ def metrics(step: int) -> dict[str, float | None]:
         "rollout/turns_mean": 5.0,
         "rollout/drift_tokens": 0.0,
     }
-
-
-@pytest.fixture
-def submitted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Cycles that were handed to Prefect; everything before that is real."""
-    found: list[int] = []
-    monkeypatch.setattr(workers, "submit_cycle", lambda cycle_id, **_: found.append(cycle_id) or "flow")
-    monkeypatch.setattr(workers, "cancel_flow_run", lambda *_, **__: None)
-    return found
 
 
 def signed_in(browser: Any, store: Store, base: str, **options: object) -> tuple[Any, list[str]]:

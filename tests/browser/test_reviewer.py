@@ -4,47 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator import models as m
-from orchestrator import workers
-from orchestrator.embedded import postgres
 from orchestrator.finished import StoredPhases
 from orchestrator.gate import policy_of
 from orchestrator.store import Store
 from tests.chromium import MARKS, in_every_look
-from tests.conftest import TEMPLATE
 from tests.console_people import cookie_for
 from tests.console_server import serving
-from tests.review_world import Gate, open_gate
+from tests.review_world import Gate, NewGate
 
 pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("reviewer")
-
-
-@pytest.fixture(scope="module")
-def house(postgres_server: postgres.PostgresInfo, folder: Path) -> Iterator[tuple[Store, str]]:
-    url = postgres.ensure_database(postgres_server, "reviewer_browser", template=TEMPLATE)
-    store = Store.open(url, folder / "artifacts", pool_size=10)
-    with serving(store) as base:
-        yield store, base
-    store.close()
-    postgres.drop_database(postgres_server, "reviewer_browser")
-
-
-@pytest.fixture
-def submitted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Cycles that were handed to Prefect; everything before that is real."""
-    found: list[int] = []
-    monkeypatch.setattr(workers, "submit_cycle", lambda cycle_id, **_: found.append(cycle_id) or "flow")
-    return found
+def house(module_store: Store) -> Iterator[tuple[Store, str]]:
+    with serving(module_store) as base:
+        yield module_store, base
 
 
 def new_page(browser: Any, house: tuple[Store, str], login: str, **options: Any) -> tuple[Any, list[str]]:
@@ -77,10 +56,10 @@ def approved(gate: Gate) -> set[str] | None:
 
 
 def test_by_keyboard_a_leak_is_rejected_and_the_cycle_goes_on_by_itself(
-    browser: Any, house: tuple[Store, str], folder: Path, submitted: list[int]
+    browser: Any, house: tuple[Store, str], new_gate: NewGate, submitted: list[int]
 ) -> None:
     store, base = house
-    gate = open_gate(store, folder, clean=2, number=1)
+    gate = new_gate(clean=2)
     page, complaints = new_page(browser, house, "ada")
     page.goto(f"{base}/")
     click(page, "nav >> text=Reviews (3)")
@@ -121,10 +100,10 @@ def test_by_keyboard_a_leak_is_rejected_and_the_cycle_goes_on_by_itself(
 
 
 def test_without_a_script_every_form_works(
-    browser: Any, house: tuple[Store, str], folder: Path, submitted: list[int]
+    browser: Any, house: tuple[Store, str], new_gate: NewGate, submitted: list[int]
 ) -> None:
     store, base = house
-    gate = open_gate(store, folder, clean=1, number=2)
+    gate = new_gate(clean=1)
     page, _ = new_page(browser, house, "bob", java_script_enabled=False)
     page.goto(f"{base}/reviews/{gate.soft}")
     click(page, "#approve")
@@ -162,9 +141,9 @@ def test_without_a_script_every_form_works(
     other.context.close()
 
 
-def test_keys_can_be_switched_off(browser: Any, house: tuple[Store, str], folder: Path) -> None:
+def test_keys_can_be_switched_off(browser: Any, house: tuple[Store, str], new_gate: NewGate) -> None:
     store, base = house
-    gate = open_gate(store, folder, clean=1, number=3)
+    gate = new_gate(clean=1)
     page, _ = new_page(browser, house, "ada")
     page.goto(f"{base}/reviews/{gate.clean[0]}")
     page.keyboard.press("?")
@@ -184,10 +163,10 @@ def test_keys_can_be_switched_off(browser: Any, house: tuple[Store, str], folder
 
 @in_every_look
 def test_the_pages_fit_and_are_quiet(
-    browser: Any, house: tuple[Store, str], folder: Path, scheme: str, width: int
+    browser: Any, house: tuple[Store, str], new_gate: NewGate, scheme: str, width: int
 ) -> None:
-    store, base = house
-    gate = open_gate(store, folder, clean=1, planted=0.5, number=10 + width + (scheme == "dark"))
+    base = house[1]
+    gate = new_gate(clean=1, planted=0.5)
     page, complaints = new_page(browser, house, "cyd", color_scheme=scheme, viewport={"width": width, "height": 900})
     keep = os.environ.get("RSI_SCREENSHOTS")
     for name, path in {

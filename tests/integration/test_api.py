@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -14,12 +13,10 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from orchestrator import models as m
-from orchestrator.embedded import postgres
 from orchestrator.store import Store
 from stages.domain import Phase
 from tests import factories
 from tests.analysis_world import Analysed, seed_analysis
-from tests.conftest import TEMPLATE
 from tests.console_people import SignedIn, app_for, client_as, person
 from webui import urls
 from webui.access import Action
@@ -28,13 +25,8 @@ from webui.api.reference import document
 
 
 @pytest.fixture(scope="module")
-def world(postgres_server: postgres.PostgresInfo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Analysed]:
-    url = postgres.ensure_database(postgres_server, "api", template=TEMPLATE)
-    folder = tmp_path_factory.mktemp("api")
-    store = Store.open(url, folder / "artifacts")
-    yield seed_analysis(store, folder)
-    store.close()
-    postgres.drop_database(postgres_server, "api")
+def world(module_store: Store, module_folder: Path) -> Analysed:
+    return seed_analysis(module_store, module_folder)
 
 
 @pytest.fixture(scope="module")

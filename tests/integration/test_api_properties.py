@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +18,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from orchestrator import models as m
-from orchestrator.embedded import postgres
 from orchestrator.store import Store
 from tests.analysis_world import seed_analysis
-from tests.conftest import TEMPLATE
 from tests.console_people import SignedIn, app_for, client_as
 from tests.review_world import open_gate
 from webui.api.reference import document
@@ -56,10 +54,8 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(postgres_server: postgres.PostgresInfo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    url = postgres.ensure_database(postgres_server, "api_properties", template=TEMPLATE)
-    folder = tmp_path_factory.mktemp("properties")
-    store = Store.open(url, folder / "artifacts")
+def world(module_store: Store, module_folder: Path) -> World:
+    store, folder = module_store, module_folder
     analysed = seed_analysis(store, folder)
     gate = open_gate(store, folder, clean=2)
     app = app_for(store)
@@ -84,9 +80,7 @@ def world(postgres_server: postgres.PostgresInfo, tmp_path_factory: pytest.TempP
         "cycle": [analysed.seeded.cycle.id],
         "c": [[f"{analysed.checkpoints[0].id},{analysed.checkpoints[4].id}"]],
     }
-    yield World(app, ids, clients)
-    store.close()
-    postgres.drop_database(postgres_server, "api_properties")
+    return World(app, ids, clients)
 
 
 def send(world: World, client: SignedIn, case: Any, known: bool) -> None:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 
 from orchestrator import models as m
-from orchestrator.embedded import postgres
 from orchestrator.experiments.export import effect_rows, to_markdown
 from orchestrator.experiments.report import report_of, summary
 from orchestrator.experiments.run import Watch, match_arm, register, run_experiment
@@ -29,7 +27,6 @@ from orchestrator.store import Store
 from stages.domain import Phase
 from stages.effects import ContrastKind
 from stages.errors import CheckpointError, ConfigError, StoreError
-from tests.conftest import TEMPLATE
 
 TINY: dict[str, Any] = {
     "pool_size": 60,
@@ -89,15 +86,6 @@ def digests(store: Store, name: str) -> dict[tuple[str, int], tuple[str, str | N
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     return Settings(home=tmp_path / "home")
-
-
-@pytest.fixture
-def second_store(postgres_server: postgres.PostgresInfo, tmp_path: Path) -> Iterator[Store]:
-    name = f"experiment_{os.getpid()}"
-    store = Store.open(postgres.ensure_database(postgres_server, name, template=TEMPLATE), tmp_path / "artifacts-2")
-    yield store
-    store.close()
-    postgres.drop_database(postgres_server, name)
 
 
 def test_it_is_stopped_continued_and_reported(store: Store, settings: Settings) -> None:
@@ -215,7 +203,7 @@ def test_two_processes_do_not_work_on_one_branch(store: Store) -> None:
 
 @pytest.mark.full
 def test_the_factorial_is_killed_resumed_and_ends_in_the_same_result(
-    store: Store, second_store: Store, database_url: str, settings: Settings, tmp_path: Path
+    store: Store, module_store: Store, database_url: str, settings: Settings, tmp_path: Path
 ) -> None:
     shipped = load_spec("factorial-smoke")
     spec = shipped.model_copy(update={"set": TINY})
@@ -242,14 +230,14 @@ def test_the_factorial_is_killed_resumed_and_ends_in_the_same_result(
     assert sum(c.state is m.CycleState.DONE for c in store.cycles.list().items) == 3
     resumed = run_experiment(store, settings, spec)
     assert (resumed.done, resumed.of, resumed.failures) == (9, 9, {})
-    assert run_experiment(second_store, Settings(home=tmp_path / "home-2"), spec).done == 9
-    assert digests(store, spec.name) == digests(second_store, spec.name)
-    row, twin = store.experiments.named(spec.name), second_store.experiments.named(spec.name)
+    assert run_experiment(module_store, Settings(home=tmp_path / "home-2"), spec).done == 9
+    assert digests(store, spec.name) == digests(module_store, spec.name)
+    row, twin = store.experiments.named(spec.name), module_store.experiments.named(spec.name)
     assert row is not None
     assert twin is not None
     report = report_of(store, row)
     same = [replace(e, over_tasks=None) for o in report.outcomes for e in o.effects]
-    assert same == [replace(e, over_tasks=None) for o in report_of(second_store, twin).outcomes for e in o.effects]
+    assert same == [replace(e, over_tasks=None) for o in report_of(module_store, twin).outcomes for e in o.effects]
     kinds = [e.contrast.kind for e in report.outcomes[0].effects]
     assert kinds == [ContrastKind.MAIN] * 3 + [ContrastKind.INTERACTION] * 4
     critics = {store.stages.of_cycle(r.cycle_id or 0)[0].critic_parent_id for r in report.runs}

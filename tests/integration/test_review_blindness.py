@@ -2,68 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from fastapi.testclient import TestClient
 
-from orchestrator import known_leaks, review_look, reviewing, revising, workers
+from orchestrator import known_leaks, review_look, reviewing, revising
 from orchestrator import models as m
-from orchestrator.embedded import postgres
 from orchestrator.finished import StoredPhases
 from orchestrator.gate import policy_of
 from orchestrator.models import Role
 from orchestrator.persist import persist
 from orchestrator.review_statistics import review_statistics
 from orchestrator.reviewing import ReviewRefused
-from orchestrator.store import Store
 from orchestrator.store.review_queue import QueueFilter
 from stages.domain import Decision, Phase
 from stages.errors import ConfigError
 from stages.records import PhaseStarted
-from tests.conftest import TEMPLATE
 from tests.console_people import app_for, client_as
-from tests.review_world import Gate, decide, look, open_gate
+from tests.review_world import Gate, NewGate, decide, look
 
 YES, NO = Decision.APPROVE, Decision.REJECT
 
 
-@pytest.fixture(scope="module")
-def world(
-    postgres_server: postgres.PostgresInfo, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Store, Path]]:
-    url = postgres.ensure_database(postgres_server, "review_blindness", template=TEMPLATE)
-    folder = tmp_path_factory.mktemp("review_blindness")
-    store = Store.open(url, folder / "artifacts", pool_size=10)
-    yield store, folder
-    store.close()
-    postgres.drop_database(postgres_server, "review_blindness")
-
-
-numbers = iter(range(1, 200))
-
-
-@pytest.fixture
-def gate(world: tuple[Store, Path], request: pytest.FixtureRequest) -> Gate:
-    """A fresh gate: two clean runbooks, one with a soft finding. `request.param`: how many reviewers it needs."""
-    return open_gate(*world, clean=2, reviewers=getattr(request, "param", 1), number=next(numbers))
-
-
-@pytest.fixture(autouse=True)
-def submitted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    found: list[int] = []
-    monkeypatch.setattr(workers, "submit_cycle", lambda cycle_id, **_: found.append(cycle_id) or "flow")
-    return found
-
-
+pytestmark = pytest.mark.usefixtures("submitted")
 two = pytest.mark.parametrize("gate", [2], indirect=True)
 
 
-def test_a_planted_leak_looks_like_any_other_item_and_reaches_nothing(
-    world: tuple[Store, Path], submitted: list[int]
-) -> None:
-    gate = open_gate(*world, clean=3, planted=0.5, number=next(numbers))
+def test_a_planted_leak_looks_like_any_other_item_and_reaches_nothing(new_gate: NewGate, submitted: list[int]) -> None:
+    gate = new_gate(clean=3, planted=0.5)
     store = gate.store
     assert gate.stage.id is not None
     planted = store.review_queue.planted_in(gate.stage.id)
@@ -122,9 +87,9 @@ def test_statistics_count_first_verdicts(gate: Gate) -> None:
     assert next(r for r in after.reviewers if r.login == "bob").withdrawn == taken.get("bob", 0) + 1
 
 
-def test_a_planted_leak_that_others_decided_on_says_no_more_than_a_real_one(world: tuple[Store, Path]) -> None:
+def test_a_planted_leak_that_others_decided_on_says_no_more_than_a_real_one(new_gate: NewGate) -> None:
     """A real runbook with as many verdicts as it needs waits for nobody: such a count would betray the planted one."""
-    gate = open_gate(*world, clean=3, planted=0.5, number=next(numbers))
+    gate = new_gate(clean=3, planted=0.5)
     store = gate.store
     first, second = (p.runbook_id for p in store.review_queue.planted_in(gate.stage.id or 0))
     decide(gate, first, "ada", NO)

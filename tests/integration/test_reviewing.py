@@ -3,60 +3,28 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 
 from orchestrator import models as m
 from orchestrator import review_look, reviewing, revising, workers
-from orchestrator.embedded import postgres
 from orchestrator.finished import StoredPhases
 from orchestrator.gate import policy_of
 from orchestrator.models.columns import now
 from orchestrator.persist import persist
 from orchestrator.reviewing import ReviewRefused
-from orchestrator.store import Store
 from orchestrator.store.review_queue import QueueFilter
 from stages.domain import Decision, Phase, Review, RunbookLine
 from stages.errors import ConfigError, ServiceError, StoreError
 from stages.records import PhaseStarted, RunbookReviewed
-from tests.conftest import TEMPLATE
-from tests.review_world import Gate, decide, look, open_gate, state
+from tests.review_world import Gate, decide, look, state
 
 YES, NO = Decision.APPROVE, Decision.REJECT
 
 
-@pytest.fixture(scope="module")
-def world(
-    postgres_server: postgres.PostgresInfo, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Store, Path]]:
-    url = postgres.ensure_database(postgres_server, "reviewing", template=TEMPLATE)
-    folder = tmp_path_factory.mktemp("reviewing")
-    store = Store.open(url, folder / "artifacts", pool_size=10)
-    yield store, folder
-    store.close()
-    postgres.drop_database(postgres_server, "reviewing")
-
-
-numbers = iter(range(1, 200))
-
-
-@pytest.fixture
-def gate(world: tuple[Store, Path], request: pytest.FixtureRequest) -> Gate:
-    """A fresh gate: two clean runbooks, one with a soft finding. `request.param`: how many reviewers it needs."""
-    return open_gate(*world, clean=2, reviewers=getattr(request, "param", 1), number=next(numbers))
-
-
-@pytest.fixture(autouse=True)
-def submitted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    found: list[int] = []
-    monkeypatch.setattr(workers, "submit_cycle", lambda cycle_id, **_: found.append(cycle_id) or "flow")
-    return found
-
-
+pytestmark = pytest.mark.usefixtures("submitted")
 two = pytest.mark.parametrize("gate", [2], indirect=True)
 
 

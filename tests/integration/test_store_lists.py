@@ -10,7 +10,6 @@ import pytest
 import sqlalchemy as sa
 
 from orchestrator import models as m
-from orchestrator.embedded import postgres
 from orchestrator.persist import persist_many
 from orchestrator.store import Store, TrajectoryFilter
 from orchestrator.store.logs import NewLine
@@ -48,11 +47,9 @@ TOGETHER = [  # what pages ask for at once; `phase` and `step` come with their s
 
 
 @pytest.fixture(scope="module")
-def big(postgres_server: postgres.PostgresInfo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+def big(module_store: Store) -> Store:
     """20,000 attempts of cycle 1; nine of them differ in everything."""
-    name = "test_big_lists"
-    url = postgres.ensure_database(postgres_server, name, template="rsi_template")
-    store = Store.open(url, tmp_path_factory.mktemp("artifacts"))
+    store = module_store
     for _ in range(2):
         cycle_id = factories.cycle(store).id
         store.stages.plan(cycle_id or 0, [m.Stage(cycle_id=cycle_id, index=0, kind=m.StageKind.BASE, name="Base")])
@@ -76,9 +73,7 @@ def big(postgres_server: postgres.PostgresInfo, tmp_path_factory: pytest.TempPat
         session.execute(sa.text(rare))
     with store.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(sa.text("VACUUM ANALYZE trajectory"))
-    yield store
-    store.close()
-    postgres.drop_database(postgres_server, name)
+    return store
 
 
 def _rows_read(plan: dict) -> int:

@@ -13,9 +13,7 @@ from fastapi.testclient import TestClient
 from starlette.routing import Mount, Route
 
 from orchestrator import models as m
-from orchestrator.embedded import postgres
 from orchestrator.store import Store
-from tests.conftest import TEMPLATE
 from tests.console_people import SignedIn, app_for, client_as
 from webui.access import ALLOWED, ANONYMOUS, EVERYBODY, SCOPES, Action, Viewer
 
@@ -69,12 +67,8 @@ def addresses(app: FastAPI) -> list[Address]:
 
 
 @pytest.fixture(scope="module")
-def app(postgres_server: postgres.PostgresInfo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FastAPI]:
-    url = postgres.ensure_database(postgres_server, "console_access", template=TEMPLATE)
-    store = Store.open(url, tmp_path_factory.mktemp("access") / "artifacts")
-    yield app_for(store)
-    store.close()
-    postgres.drop_database(postgres_server, "console_access")
+def app(module_store: Store) -> FastAPI:
+    return app_for(module_store)
 
 
 @pytest.fixture(scope="module")

@@ -18,14 +18,12 @@ from sqlalchemy import text
 from orchestrator import audit_jobs
 from orchestrator.comparison_rows import comparison_rows, score_rows
 from orchestrator.comparisons import compare_checkpoints
-from orchestrator.embedded import postgres
 from orchestrator.persist import persist_many
 from orchestrator.store import Store
 from stages.domain import FamilyScale, Phase, Verdict
 from stages.records import AttemptFinished, EvaluationDone
 from tests import factories
 from tests.analysis_world import Analysed, seed_analysis
-from tests.conftest import TEMPLATE
 from tests.console_cycle import SUITES, evaluation, seed_cycle
 from tests.console_people import SignedIn, client_as
 
@@ -36,13 +34,8 @@ TABLES = ("scores", "differences", "matrix", "strata", "families", "categories",
 
 
 @pytest.fixture(scope="module")
-def world(postgres_server: postgres.PostgresInfo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Analysed]:
-    url = postgres.ensure_database(postgres_server, "console_analysis", template=TEMPLATE)
-    folder = tmp_path_factory.mktemp("analysis")
-    store = Store.open(url, folder / "artifacts")
-    yield seed_analysis(store, folder)
-    store.close()
-    postgres.drop_database(postgres_server, "console_analysis")
+def world(module_store: Store, module_folder: Path) -> Analysed:
+    return seed_analysis(module_store, module_folder)
 
 
 @pytest.fixture(scope="module")

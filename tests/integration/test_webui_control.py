@@ -14,7 +14,6 @@ import pytest
 
 from orchestrator import models as m
 from orchestrator import transitions, workers
-from orchestrator.embedded import postgres
 from orchestrator.launch import create_cycle
 from orchestrator.persist import persist
 from orchestrator.recipes import load_recipe
@@ -24,19 +23,14 @@ from orchestrator.store.metrics import Point
 from stages.domain import Phase
 from stages.records import StepDone
 from tests import factories
-from tests.conftest import TEMPLATE
 from tests.console_cycle import Seeded, seed_cycle
 from tests.console_people import SignedIn, app_for, client_as
 from webui.charts.stage_figures import CHARTS, smoothed, stage_figure
 
 
 @pytest.fixture(scope="module")
-def store(postgres_server: postgres.PostgresInfo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    url = postgres.ensure_database(postgres_server, "console_control", template=TEMPLATE)
-    opened = Store.open(url, tmp_path_factory.mktemp("control") / "artifacts")
-    yield opened
-    opened.close()
-    postgres.drop_database(postgres_server, "console_control")
+def store(module_store: Store) -> Store:
+    return module_store
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,11 @@ import httpx
 import pytest
 
 from orchestrator import models as m
-from orchestrator.embedded import postgres
 from orchestrator.persist import persist
 from orchestrator.store import Store
 from orchestrator.store.logs import NewLine
 from stages.domain import Phase
 from stages.records import Progress, StepDone
-from tests.conftest import TEMPLATE
 from tests.console_cycle import Seeded, seed_cycle
 from tests.console_people import cookie_for
 from tests.console_server import serving
@@ -61,12 +59,8 @@ class Reader:
 
 
 @pytest.fixture(scope="module")
-def store(postgres_server: postgres.PostgresInfo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    url = postgres.ensure_database(postgres_server, "console_events", template=TEMPLATE)
-    opened = Store.open(url, tmp_path_factory.mktemp("events") / "artifacts")
-    yield opened
-    opened.close()
-    postgres.drop_database(postgres_server, "console_events")
+def store(module_store: Store) -> Store:
+    return module_store
 
 
 @pytest.fixture(scope="module")

@@ -6,19 +6,18 @@ import csv
 import io
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
 from orchestrator import models as m
-from orchestrator.embedded import postgres
 from orchestrator.experiments.run import register
 from orchestrator.experiments.spec import ExperimentSpec, parse_spec
 from orchestrator.launch import create_cycle
 from orchestrator.store import Store
 from stages.domain import Phase
-from tests.conftest import TEMPLATE
 from tests.console_cycle import evaluation
 from tests.console_people import client_as
 
@@ -55,19 +54,16 @@ def done(store: Store, spec: ExperimentSpec, experiment_id: int, arm: str, seed:
 
 
 @pytest.fixture(scope="module")
-def store(postgres_server: postgres.PostgresInfo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+def store(module_store: Store) -> Store:
     """Experiment 1: all arms of seeds 0 to 2, but one. Experiment 2: nothing has run."""
-    url = postgres.ensure_database(postgres_server, "console_experiments", template=TEMPLATE)
-    store = Store.open(url, tmp_path_factory.mktemp("experiments") / "artifacts")
+    store = module_store
     row = register(store, spec(), actor="test")
     for seed in (0, 1, 2):
         for arm in ARMS:
             if (arm, seed) != ("uncalibrated", 2):
                 done(store, spec(), row.id or 0, arm, seed, missing=seed == 1)
     register(store, spec(name="planned", seeds=[0]), actor="test")
-    yield store
-    store.close()
-    postgres.drop_database(postgres_server, "console_experiments")
+    return store
 
 
 @pytest.fixture(scope="module")
@@ -131,16 +127,10 @@ def test_what_is_not_there_is_404_and_what_has_not_begun_says_so(client: TestCli
     assert "Nothing can be compared yet" in text
 
 
-def test_an_empty_store_teaches(
-    postgres_server: postgres.PostgresInfo, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    url = postgres.ensure_database(postgres_server, "console_no_experiment", template=TEMPLATE)
-    store = Store.open(url, tmp_path_factory.mktemp("none") / "artifacts")
-    try:
-        with client_as(store) as client:
-            text = client.get("/experiments").text
-            assert "No experiment yet" in text
-            assert "rsi experiment plan" in text
-    finally:
-        store.close()
-        postgres.drop_database(postgres_server, "console_no_experiment")
+def test_an_empty_store_teaches(database_url: str, tmp_path: Path) -> None:
+    empty = Store.open(database_url, tmp_path / "artifacts")
+    with client_as(empty) as client:
+        text = client.get("/experiments").text
+        assert "No experiment yet" in text
+        assert "rsi experiment plan" in text
+    empty.close()

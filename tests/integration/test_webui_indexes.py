@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import event, text
 
 from orchestrator import models as m
-from orchestrator.embedded import postgres
 from orchestrator.store import Store
-from tests.conftest import TEMPLATE
 from tests.console_people import client_as
 from tests.console_world import SIGN_IN, Everything, examples, seed_everything
 from webui import urls
@@ -31,13 +30,8 @@ SMALL = {  # tables that stay short, and why
 
 
 @pytest.fixture(scope="module")
-def world(postgres_server: postgres.PostgresInfo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Everything]:
-    url = postgres.ensure_database(postgres_server, "console_indexes", template=TEMPLATE)
-    folder = tmp_path_factory.mktemp("indexes")
-    store = Store.open(url, folder / "artifacts")
-    yield seed_everything(store, folder)
-    store.close()
-    postgres.drop_database(postgres_server, "console_indexes")
+def world(module_store: Store, module_folder: Path) -> Everything:
+    return seed_everything(module_store, module_folder)
 
 
 def addresses(world: Everything) -> list[str]:

@@ -11,9 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from orchestrator import models as m
-from orchestrator.embedded import postgres
 from orchestrator.store import Store
-from tests.conftest import TEMPLATE
 from tests.console_cycle import HOSTILE, RATES, Seeded, evaluation, seed_cycle, stretch_times
 from tests.console_people import app_for, client_as
 from webui.sign_in import COOKIE
@@ -23,20 +21,14 @@ TEACHES |= {"/lineage": "No checkpoint yet", "/trajectories": "No attempt yet"}
 
 
 @pytest.fixture(scope="module")
-def world(
-    postgres_server: postgres.PostgresInfo, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Store, Seeded, Seeded]]:
+def world(module_store: Store, module_folder: Path) -> tuple[Store, Seeded, Seeded]:
     """One finished and one running cycle, only read by these tests."""
-    url = postgres.ensure_database(postgres_server, "console_pages", template=TEMPLATE)
-    folder = tmp_path_factory.mktemp("console")
-    store = Store.open(url, folder / "artifacts")
+    store, folder = module_store, module_folder
     done = seed_cycle(store, folder)
     running = seed_cycle(store, folder, name="second <b>seed</b>", until=2, running=True, offset=2_000_000)
     for seeded in (done, running):
         stretch_times(store, seeded.cycle.id or 0)
-    yield store, done, running
-    store.close()
-    postgres.drop_database(postgres_server, "console_pages")
+    return store, done, running
 
 
 @pytest.fixture(scope="module")

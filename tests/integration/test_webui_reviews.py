@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,39 +10,26 @@ from fastapi import FastAPI
 from typer.testing import CliRunner
 
 from orchestrator import models as m
-from orchestrator import review_look, reviewing, workers
+from orchestrator import review_look, reviewing
 from orchestrator.cli import app as rsi
-from orchestrator.embedded import postgres
 from orchestrator.models import Role
 from orchestrator.review_sources import task_of
 from orchestrator.settings import get_settings
 from orchestrator.store import Store
 from stages.domain import Decision
-from tests.conftest import TEMPLATE
 from tests.console_cycle import HOSTILE, Seeded, seed_cycle
 from tests.console_people import SignedIn, app_for, client_as
-from tests.review_world import Gate, open_gate
+from tests.review_world import Gate, NewGate
 
 
 @pytest.fixture(scope="module")
-def world(
-    postgres_server: postgres.PostgresInfo, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Store, Path, FastAPI, str]]:
-    url = postgres.ensure_database(postgres_server, "webui_reviews", template=TEMPLATE)
-    folder = tmp_path_factory.mktemp("reviews")
-    store = Store.open(url, folder / "artifacts", pool_size=10)
-    yield store, folder, app_for(store), url
-    store.close()
-    postgres.drop_database(postgres_server, "webui_reviews")
-
-
-numbers = iter(range(1, 200))
+def world(module_store: Store, module_folder: Path, module_database_url: str) -> tuple[Store, Path, FastAPI, str]:
+    return module_store, module_folder, app_for(module_store), module_database_url
 
 
 @pytest.fixture
-def gate(world: tuple[Store, Path, FastAPI, str], monkeypatch: pytest.MonkeyPatch) -> Gate:
-    monkeypatch.setattr(workers, "submit_cycle", lambda *_, **__: "flow")
-    return open_gate(world[0], world[1], clean=2, reviewers=2, number=next(numbers))
+def gate(new_gate: NewGate) -> Gate:
+    return new_gate(clean=2, reviewers=2)
 
 
 def who(world: tuple[Store, Path, FastAPI, str], login: str, *roles: Role) -> SignedIn:
@@ -297,10 +283,9 @@ def test_single_keys_are_a_preference(world: tuple[Store, Path, FastAPI, str], g
 
 
 def test_a_known_leak_is_revealed_after_the_verdict_only(
-    world: tuple[Store, Path, FastAPI, str], monkeypatch: pytest.MonkeyPatch
+    world: tuple[Store, Path, FastAPI, str], new_gate: NewGate
 ) -> None:
-    monkeypatch.setattr(workers, "submit_cycle", lambda *_, **__: "flow")
-    gate = open_gate(world[0], world[1], clean=3, planted=0.3, number=next(numbers))
+    gate = new_gate(clean=3, planted=0.3)
     leak = world[0].review_queue.planted_in(gate.stage.id or 0)[0]
     client = who(world, "cyd")
     address = f"/reviews/{leak.runbook_id}"

@@ -7,6 +7,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import quote
 
 import httpx
@@ -18,10 +19,8 @@ from fastapi.testclient import TestClient
 
 from orchestrator import models as m
 from orchestrator.accounts import link_for
-from orchestrator.embedded import postgres
 from orchestrator.passwords import hash_password
 from orchestrator.store import Store
-from tests.conftest import TEMPLATE
 from tests.console_cycle import HOSTILE, seed_cycle
 from tests.console_people import SignedIn, app_for, client_as, settings_for
 from webui.security import ACCESS_LOG_FILTER, HEADERS, MAX_BODY
@@ -32,16 +31,11 @@ PER_FORM = 3  # pages of one form of address that the crawler opens
 
 
 @pytest.fixture(scope="module")
-def store(postgres_server: postgres.PostgresInfo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+def store(module_store: Store, module_folder: Path) -> Store:
     """One cycle in which every text is hostile, and a person whose name is."""
-    url = postgres.ensure_database(postgres_server, "console_security", template=TEMPLATE)
-    folder = tmp_path_factory.mktemp("security")
-    opened = Store.open(url, folder / "artifacts")
-    seed_cycle(opened, folder, name=HOSTILE)
-    poison(opened)
-    yield opened
-    opened.close()
-    postgres.drop_database(postgres_server, "console_security")
+    seed_cycle(module_store, module_folder, name=HOSTILE)
+    poison(module_store)
+    return module_store
 
 
 def poison(store: Store) -> None:
