@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 INFRA = Path(__file__).resolve().parents[1] / "infra"
+VERSION = str(
+    tomllib.loads((INFRA.parent / "pyproject.toml").read_text())["project"]["version"]
+)  # and tag of our images
 _VARIABLE = re.compile(r"(?<!\$)\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}")
 
 

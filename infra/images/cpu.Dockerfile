@@ -1,6 +1,6 @@
 # The CPU images: one installation, two targets. From the root of the repository:
-#   docker build -f infra/images/cpu.Dockerfile --target console -t rsi-console .
-#   docker build -f infra/images/cpu.Dockerfile --target worker-cpu -t rsi-worker-cpu .
+#   docker build -f infra/images/cpu.Dockerfile --target console -t rsi-console:0.1.0 .
+#   docker build -f infra/images/cpu.Dockerfile --target worker-cpu -t rsi-worker-cpu:0.1.0 .
 # BASE_IMAGE is any Linux root with bash and Python 3.11 or newer with its venv module.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 

@@ -1,6 +1,6 @@
 # A worker of the pool `gpu`: Megatron-core learner, and SGLang's server in a venv of its own.
 # Linted only: this image was never built or run where it was written.
-#   docker build -f infra/images/worker-gpu.Dockerfile -t rsi-worker-gpu .
+#   docker build -f infra/images/worker-gpu.Dockerfile -t rsi-worker-gpu:0.1.0 .
 ARG BASE_IMAGE=nvidia/cuda:12.8.1-cudnn-devel-ubuntu22.04
 FROM ${BASE_IMAGE}
 

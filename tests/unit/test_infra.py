@@ -1,77 +1,34 @@
-"""The files in infra/ agree with one another and with the program, and are what Docker, compose and Kubernetes accept.
+"""The files in infra/ agree with one another and with the program, and are what Docker and compose accept.
 
-Images are built and started in `tests/integration/test_images.py`; a cluster is nowhere used.
+Kubernetes: `test_infra_kubernetes.py`. Images are built and started in `tests/integration/test_images.py`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
-import shutil
 import subprocess
 import sysconfig
-import uuid
-from functools import cache
 from pathlib import Path
-from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 from compose_spec import PyCompose
 from typer.main import get_command
 
 from orchestrator.cli import app
-from orchestrator.embedded import prefect_server
 from orchestrator.embedded.prefect_server import PrefectSettings
-from orchestrator.embedded.processes import FLOW_PROCESS
 from orchestrator.settings import Settings
-from tests.compose_file import INFRA, compose, example_env
+from tests.compose_file import INFRA, VERSION, compose, example_env
+from tests.kubernetes_objects import INSTALLATIONS, Document, one, pods
 
-OVERLAYS = ("cpu", "gpu", "pool")
-KUBERNETES = "1.33"  # the oldest that has what the workers' sandboxes need
-
-Document = dict[str, Any]
 COMPOSE: Document = compose()
-
-
-@cache
-def documents(folder: Path) -> tuple[Document, ...]:
-    """Every object that a kustomization names or generates, those of its bases included."""
-    found: list[Document] = []
-    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    for name in kustomization.get("resources", []):
-        path = (folder / name).resolve()
-        found += documents(path) if path.is_dir() else [d for d in yaml.safe_load_all(path.read_text()) if d]
-    for kind, key in (("ConfigMap", "configMapGenerator"), ("Secret", "secretGenerator")):
-        for generated in kustomization.get(key, []):
-            keys = [name.split("=")[0] for name in generated.get("literals", [])]
-            keys += [Path(name).name for name in generated.get("files", [])]
-            found.append({"kind": kind, "metadata": {"name": generated["name"]}, "data": dict.fromkeys(keys, "")})
-    return tuple(found)
-
-
-def pods(folder: Path) -> list[Document]:
-    def specs(node: Any) -> list[Document]:
-        if isinstance(node, dict):
-            own = [node] if "containers" in node else []
-            return own + [s for value in node.values() for s in specs(value)]
-        return [s for value in node for s in specs(value)] if isinstance(node, list) else []
-
-    return [spec for document in documents(folder) for spec in specs(document)]
 
 
 def commands() -> list[list[str]]:
     found = [s["command"] for s in COMPOSE["services"].values() if isinstance(s.get("command"), list)]
-    found += [
-        c["args"]
-        for name in OVERLAYS
-        for pod in pods(INFRA / "kubernetes" / name)
-        for c in pod["containers"]
-        if "args" in c
-    ]
+    found += [c["args"] for name in INSTALLATIONS for pod in pods(name) for c in pod["containers"] if "args" in c]
     for path in INFRA.glob("images/*.Dockerfile"):
         found += [
             yaml.safe_load(line.removeprefix("CMD "))
@@ -131,6 +88,37 @@ def test_compose_refers_to_what_is_there() -> None:
         assert secrets == set(service.get("secrets", [])) <= set(COMPOSE["secrets"]), name
 
 
+def test_no_service_of_compose_may_more_than_it_needs() -> None:
+    for name, service in COMPOSE["services"].items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert "no-new-privileges:true" in service["security_opt"], name
+        lifted = [o for o in service["security_opt"] if "unconfined" in o]
+        assert not lifted or name in {"worker-cpu", "worker-gpu"}, name  # these make sandboxes
+        assert not {"privileged", "ipc", "pid", "network_mode", "devices", "cap_add"} & set(service), name
+        assert not [v for v in service["volumes"] if v.startswith(("/", "~"))] if "volumes" in service else True, name
+        assert "healthcheck" in service or name in {"console", "backup"}, name  # the image has one; it only sleeps
+
+
+def test_settings_that_compose_passes_on_stand_in_the_kubernetes_settings_too() -> None:
+    passed = {k for s in COMPOSE["services"].values() for k in s.get("environment", {}) if k.startswith("RSI_")}
+    settings = one("cpu", "ConfigMap", "rsi")["data"]
+    with_defaults = {"RSI_OIDC_NAME", "RSI_OIDC_ROLE_CLAIM"}  # an empty one would be no default
+    assert passed - with_defaults <= set(settings)
+    assert passed >= {"RSI_SGLANG_WEIGHTS_URL", "RSI_SGLANG_WEIGHTS_PATH", "RSI_GPU_CLASSES"}
+
+
+def test_images_have_the_version_of_the_program_everywhere() -> None:
+    named = {
+        (name, tag)
+        for path in INFRA.rglob("*")
+        if path.is_file() and "secrets" not in path.parts
+        for name, tag in re.findall(r"\b(rsi-console|rsi-worker-[cg]pu):([\w.-]+)", path.read_text())
+    }
+    assert named == {(name, VERSION) for name in ("rsi-console", "rsi-worker-cpu", "rsi-worker-gpu")}
+    assert all(VERSION in s["image"] or s["image"] == "postgres:18" for s in COMPOSE["services"].values())
+
+
 def test_no_password_stands_in_compose_or_its_environment(tmp_path: Path) -> None:
     folder = tmp_path / "secrets"
     for _ in range(2):  # what is there stays
@@ -141,137 +129,6 @@ def test_no_password_stands_in_compose_or_its_environment(tmp_path: Path) -> Non
     assert len(found["postgres_password"]) == 48
     assert folder.stat().st_mode & 0o777 == 0o700
     assert not [name for name in example_env() if "PASSWORD" in name or "AUTH" in name]
-
-
-# --------------------------------------------------------------------------- kubernetes
-
-
-@pytest.mark.parametrize("name", OVERLAYS)
-def test_kubernetes_accepts_every_object(name: str) -> None:
-    found = [d for d in documents(INFRA / "kubernetes" / name) if "apiVersion" in d]
-    assert len(found) > 10
-    for document in found:
-        kubernetes_validate.validate(document, KUBERNETES, strict=True)
-    wrong = json.loads(json.dumps(next(d for d in found if d["kind"] == "Deployment")))
-    wrong["spec"]["template"]["spec"]["containers"][0]["readOnlyRootFileSystem"] = True
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(wrong, KUBERNETES, strict=True)
-
-
-@pytest.mark.parametrize("name", OVERLAYS)
-def test_kubernetes_objects_refer_to_what_is_there(name: str) -> None:
-    found = documents(INFRA / "kubernetes" / name)
-    names = {(d["kind"], d["metadata"]["name"]): d for d in found}
-    assert len(names) == len(found)
-    for document in found:
-        claims = {c["metadata"]["name"] for c in document.get("spec", {}).get("volumeClaimTemplates", [])}
-        if document["kind"] in {"Deployment", "StatefulSet"}:
-            assert document["spec"]["selector"]["matchLabels"] == document["spec"]["template"]["metadata"]["labels"]
-            for container in document["spec"]["template"]["spec"]["containers"]:
-                volumes = {v["name"] for v in document["spec"]["template"]["spec"].get("volumes", [])} | claims
-                assert {m["name"] for m in container["volumeMounts"]} <= volumes
-    for pod in pods(INFRA / "kubernetes" / name):
-        for volume in pod["volumes"]:
-            if claim := volume.get("persistentVolumeClaim"):
-                assert ("PersistentVolumeClaim", claim["claimName"]) in names
-            if (config := volume.get("configMap")) and not config.get("optional"):
-                assert ("ConfigMap", config["name"]) in names
-            if secret := volume.get("secret"):
-                assert {i["key"] for i in secret["items"]} <= set(names["Secret", secret["secretName"]]["data"])
-        if account := pod.get("serviceAccountName"):
-            assert ("ServiceAccount", account) in names
-
-
-@pytest.mark.parametrize("name", OVERLAYS)
-def test_pods_have_no_privileges_and_no_passwords(name: str) -> None:
-    for pod in pods(INFRA / "kubernetes" / name):
-        assert pod["securityContext"]["runAsNonRoot"] is True
-        assert pod.get("serviceAccountName") == "dispatcher" or pod["automountServiceAccountToken"] is False
-        for container in pod["containers"]:
-            where = f"{name}: {container['name']}"
-            context = container["securityContext"]
-            assert context["allowPrivilegeEscalation"] is False, where
-            assert context["capabilities"] == {"drop": ["ALL"]}, where
-            assert context.get("readOnlyRootFilesystem") or container["image"] == "postgres:18", where
-            assert {"requests", "limits"} <= set(container["resources"]), where
-            assert "readinessProbe" in container or not container.get("ports"), where
-            for variable in container.get("env", []):
-                plain = "PASSWORD" not in variable["name"] or variable["name"].endswith("_FILE")
-                assert plain, where
-                assert "valueFrom" not in variable, where
-            assert all("secretRef" not in source for source in container.get("envFrom", [])), where
-
-
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl")
-@pytest.mark.parametrize("name", OVERLAYS)
-def test_kustomize_builds_what_these_tests_read(name: str, tmp_path: Path) -> None:
-    shutil.copytree(INFRA, tmp_path / "infra")
-    subprocess.run([tmp_path / "infra/secrets.sh", tmp_path / "infra/kubernetes/base/secrets"], check=True)
-    done = subprocess.run(
-        ["kubectl", "kustomize", tmp_path / "infra/kubernetes" / name], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    built = [d for d in yaml.safe_load_all(done.stdout) if d]
-    ours = documents(INFRA / "kubernetes" / name)
-    assert {(d["kind"], d["metadata"]["name"]) for d in built} == {(d["kind"], d["metadata"]["name"]) for d in ours}
-    assert all(d["kind"] == "Namespace" or d["metadata"]["namespace"] == "rsi" for d in built)
-    for document in built:
-        kubernetes_validate.validate(document, KUBERNETES, strict=True)
-
-
-# --------------------------------------------------------------------------- the Kubernetes work pool
-
-
-def test_job_template_makes_a_pod_for_each_flow_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rendered by prefect-kubernetes itself, as its worker does it for a flow run."""
-    from prefect.client.orchestration import PrefectClient
-    from prefect.client.schemas.objects import FlowRun
-    from prefect_kubernetes.worker import KubernetesWorker
-
-    monkeypatch.setenv("RSI_PREFECT_JOB_TEMPLATES", str(INFRA / "kubernetes/pool"))
-    assert prefect_server.pool_type("cpu") == "kubernetes"
-    assert prefect_server.pool_type("gpu") == "process"
-    template = prefect_server.job_template("cpu")
-    assert template is not None
-    nobody = PrefectClient("http://127.0.0.1:9/api")  # asked for nothing: the template names no blocks and no variables
-    configuration = asyncio.run(
-        KubernetesWorker.job_configuration.from_template_and_values(template, {}, client=nobody)
-    )
-    flow_run = FlowRun(id=uuid.uuid4(), name="cycle-7", flow_id=uuid.uuid4())
-    configuration.prepare_for_flow_run(flow_run)
-    job = configuration.job_manifest
-    (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert container["args"] == ["python", "-m", FLOW_PROCESS]
-    assert {"name": "PREFECT__FLOW_RUN_ID", "value": str(flow_run.id)} in container["env"]
-    assert job["metadata"]["namespace"] == "rsi"
-    for field in ("parallelism", "completions"):  # prefect-kubernetes demands them where Kubernetes ignores them
-        del job["spec"]["template"]["spec"][field]
-    kubernetes_validate.validate(job, KUBERNETES, strict=True)
-
-
-def test_job_template_asks_for_what_the_worker_pod_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cycle's own pod and a process worker's pod run the same thing: they may not differ in rights and volumes."""
-    monkeypatch.setenv("RSI_PREFECT_JOB_TEMPLATES", str(INFRA / "kubernetes/pool"))
-    template = prefect_server.job_template("cpu")
-    assert template is not None
-    ours = template["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
-    (worker,) = [
-        d["spec"]["template"]["spec"]
-        for d in documents(INFRA / "kubernetes/cpu")
-        if d["metadata"]["name"] == "worker-cpu"
-    ]
-    for key in ("securityContext", "hostUsers", "volumes", "automountServiceAccountToken", "enableServiceLinks"):
-        assert ours[key] == worker[key], key
-    for key in ("securityContext", "volumeMounts", "envFrom"):
-        assert ours["containers"][0][key] == worker["containers"][0][key], key
-
-
-def test_dispatcher_may_do_what_its_worker_does() -> None:
-    (role,) = [d for d in documents(INFRA / "kubernetes/pool") if d["kind"] == "Role"]
-    may = {(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
-    assert may >= {("jobs", v) for v in ("create", "delete", "get", "list", "watch")}
-    assert may >= {("pods", "list"), ("pods", "watch"), ("pods/log", "get")}
-    assert not [resource for resource, _ in may if resource == "secrets"]
 
 
 # --------------------------------------------------------------------------- images
