@@ -1,93 +1,109 @@
 """Audits of large sets outside the console's process: a child re-scores, so that a million rows never grow the console.
 
-`python -m orchestrator.audit_jobs` reads one job as JSON from its standard input and answers with lines: a word for each
-part of the work, then `audit N`, or `error …`.
+A job is a row. `python -m orchestrator.audit_jobs` takes up one after the other until none is left; it reads where the
+database is as JSON from its standard input. It holds a lock on the row of its job, so the job of a child that is gone is
+taken up by the next one.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import subprocess
 import sys
 import threading
-import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
+from orchestrator import models as m
 from orchestrator.audits import AuditSpec, run_audit
 from orchestrator.store import Store, TrajectoryFilter
 from stages.domain import FamilyScale, Phase
-from stages.errors import RsiError
+from stages.errors import ConfigError, RsiError, StoreError
 from stages.rewards import Progress, RewardKind
 
 AT_ONCE = 20_000  # attempts that a request re-scores itself; measured: 0.2 s of CPU, 0.7 s on a very busy machine
-KEPT = 50  # finished jobs that are remembered
+MOST_WAITING = 20  # jobs that wait or run; a million attempts take about 10 s each
+MOST_STARTS = 3  # a job whose process is gone that often is failed
+STOP_S = 5.0
+UNFINISHED = (m.AuditJobState.WAITING, m.AuditJobState.RUNNING)
 
 
-@dataclass(slots=True, kw_only=True)
-class Job:
-    """One audit in the making. Read by pages while a thread writes it: each field is set once or grows."""
-
-    name: str
-    attempts: int
-    started: float = field(default_factory=time.monotonic)
-    state: str = "waiting for the audit before it"
-    audit_id: int | None = None
-    error: str = ""
-    seconds: float | None = None  # once it has ended
-
-    @property
-    def over(self) -> bool:
-        return self.audit_id is not None or bool(self.error)
+class QueueFull(ConfigError):
+    """So many audits wait that another one is refused."""
 
 
-class AuditJobs:
-    """The jobs of one console, one child at a time. They are forgotten when the console stops; a child then still ends."""
+def order(store: Store, spec: AuditSpec, *, attempts: int, created_by: str) -> int:
+    """Write a job down; its number. Raises QueueFull."""
+    if (waiting := store.audit_jobs.count(*UNFINISHED)) >= MOST_WAITING:
+        raise QueueFull(
+            f"{waiting} audits of large sets wait already. Try again when some of them are done: see /audits."
+        )
+    job = m.AuditJob(name=spec.name, attempts=attempts, spec=to_json(spec), created_by=created_by)
+    return store.audit_jobs.add(job)
 
-    def __init__(self, database_url: str, artifact_url: str) -> None:
-        self._where = {"database_url": database_url, "artifact_url": artifact_url}
-        self._jobs: dict[int, Job] = {}
-        self._numbers = itertools.count(1)
-        self._turn = threading.Lock()
 
-    def start(self, spec: AuditSpec, *, attempts: int, created_by: str) -> int:
-        """Returns the job's number at once."""
-        number = next(self._numbers)
-        job = self._jobs[number] = Job(name=spec.name, attempts=attempts)
-        for old in [n for n, j in self._jobs.items() if j.over][:-KEPT]:
-            del self._jobs[old]
-        order = json.dumps(self._where | {"spec": to_json(spec), "created_by": created_by})
-        threading.Thread(target=self._run, args=(job, order), name=f"audit-{number}", daemon=True).start()
-        return number
+class AuditRunner:
+    """Keeps one child at work in one console while jobs wait. Jobs that it leaves unfinished are taken up at the next start."""
 
-    def get(self, number: int) -> Job | None:
-        return self._jobs.get(number)
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._child: subprocess.Popen[str] | None = None
+        self._closed = False
+        self.problem = ""  # why the last child could do nothing
 
-    def _run(self, job: Job, order: str) -> None:
+    def wake(self) -> None:
+        """Look for jobs, soon and elsewhere: returns at once."""
+        with self._lock:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._serve, name="audit-jobs", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """End the child. Its job is taken up again by the next console."""
+        with self._lock:
+            self._closed = True
+            child, thread = self._child, self._thread
+        if child is not None:
+            child.terminate()
+        if thread is not None:
+            thread.join(STOP_S)
+
+    def _serve(self) -> None:
+        states: tuple[m.AuditJobState, ...] = UNFINISHED  # at first also what a child that is gone has left
+        while True:
+            with self._lock:  # a job that is written after this look finds no thread, and starts one
+                if self._closed or not self._wanted(states):
+                    self._thread = None
+                    return
+            states = UNFINISHED[:1]
+            try:
+                self.problem = self._run()
+            except OSError as error:  # no process, no memory
+                self.problem = f"the re-scoring process could not be run: {error}"
+            if self.problem:
+                states = ()
+
+    def _wanted(self, states: tuple[m.AuditJobState, ...]) -> bool:
         try:
-            self._rescore(job, order)
-        except OSError as error:  # no process, no memory: a page that waits for this job must end
-            job.error = f"the re-scoring process could not be run: {error}"
+            return bool(states) and self._store.audit_jobs.count(*states) > 0
+        except StoreError as error:
+            self.problem = str(error)
+            return False
 
-    def _rescore(self, job: Job, order: str) -> None:
-        with self._turn:
+    def _run(self) -> str:
+        """One child to its end; what was wrong with it."""
+        with self._lock:
+            if self._closed:
+                return ""
             command = [sys.executable, "-m", "orchestrator.audit_jobs"]
-            with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-                assert child.stdin is not None
-                assert child.stdout is not None
-                child.stdin.write(order)
-                child.stdin.close()
-                for line in child.stdout:
-                    word, _, rest = line.rstrip("\n").partition(" ")
-                    if word == "audit":
-                        job.seconds, job.audit_id = time.monotonic() - job.started, int(rest)
-                    elif word == "error":
-                        job.error = rest
-                    else:
-                        job.state = line.strip()
-            if not job.over:
-                job.error = f"the re-scoring process ended with code {child.returncode}; is there enough memory?"
+            child = self._child = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+        url = self._store.engine.url.render_as_string(hide_password=False)
+        child.communicate(json.dumps({"database_url": url, "artifact_url": self._store.artifacts.url}))
+        with self._lock:
+            self._child = None
+        return f"the re-scoring process ended with code {child.returncode}" if child.returncode else ""
 
 
 def to_json(spec: AuditSpec) -> dict[str, Any]:
@@ -95,6 +111,7 @@ def to_json(spec: AuditSpec) -> dict[str, Any]:
 
 
 def from_json(value: dict[str, Any]) -> AuditSpec:
+    """Raises KeyError, TypeError or ValueError for what another version has written."""
     where = value["where"]
     return AuditSpec(
         where=TrajectoryFilter(**(where | {"phase": Phase(where["phase"]) if where["phase"] else None})),
@@ -107,18 +124,36 @@ def from_json(value: dict[str, Any]) -> AuditSpec:
     )
 
 
-def main() -> None:
-    order = json.load(sys.stdin)
-    store = Store.open(order["database_url"], order["artifact_url"], pool_size=1)
-    print("reads and re-scores the attempts", flush=True)
+def work(store: Store) -> None:
+    """Take up jobs until none is left. Raises StoreError when the database is away: the job stays."""
+    while (job := store.audit_jobs.claim(most_starts=MOST_STARTS)) is not None:
+        number = job.id or 0
+        try:
+            spec = from_json(job.spec)
+        except (KeyError, TypeError, ValueError) as error:
+            store.audit_jobs.finish(number, error=f"written by another version, {error!r}: fill in the form anew")
+            continue
+        try:
+            with store.transaction():
+                if store.audit_jobs.hold(number):
+                    made = run_audit(store, spec, created_by=job.created_by)
+                    store.audit_jobs.finish(number, audit_id=made.id)
+        except RsiError as error:
+            store.audit_jobs.finish(number, error=" ".join(str(error).split()))
+
+
+def main() -> int:
+    where = json.load(sys.stdin)
+    store = Store.open(where["database_url"], where["artifact_url"], pool_size=1)
     try:
-        made = run_audit(store, from_json(order["spec"]), created_by=order["created_by"])
-        print(f"audit {made.id}", flush=True)
-    except RsiError as error:
-        print(f"error {' '.join(str(error).split())}", flush=True)
+        work(store)
+    except StoreError as error:
+        print(f"audit jobs: {error}", file=sys.stderr, flush=True)
+        return 1
     finally:
         store.close()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

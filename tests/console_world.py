@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
+from orchestrator.audit_jobs import order
 from orchestrator.audits import AuditSpec, run_audit
 from orchestrator.experiments.run import register
 from orchestrator.store import Store, TrajectoryFilter
@@ -25,7 +26,6 @@ NO_PAGES = {  # GET addresses that answer with something else than a page of the
     "/jump": "sends on",
     "/sign-in/oidc": "sends on",
     "/sign-in/oidc/back": "sends on",
-    "/audits/jobs/{number:int}": "there while a large audit is made only",
 }
 SIGN_IN = {"/sign-in", "/sign-in/link"}  # for who is not signed in
 
@@ -37,6 +37,7 @@ class Everything:
     running: Seeded
     gate: Gate
     audit_id: int
+    job: int  # an audit that failed
     experiment_id: int
     login: str  # somebody with all roles and notices
 
@@ -49,13 +50,16 @@ def seed_everything(store: Store, folder: Path) -> Everything:
     for cycle in (analysed.seeded.cycle, running.cycle):
         stretch_times(store, cycle.id or 0)
     gate = open_gate(store, folder, clean=2)
-    audit = run_audit(store, AuditSpec(where=TrajectoryFilter(cycle_id=analysed.seeded.cycle.id)), created_by="ada")
+    spec_of_all = AuditSpec(where=TrajectoryFilter(cycle_id=analysed.seeded.cycle.id), name="every attempt")
+    audit = run_audit(store, spec_of_all, created_by="ada")
+    job = order(store, spec_of_all, attempts=30_000, created_by="ada")
+    store.audit_jobs.finish(job, error="no memory")
     asked = spec()
     number = register(store, asked, actor="ada").id or 0
     for arm in asked.arms():
         for seed in (0, 1):
             done(store, asked, number, arm.name, seed)
-    return Everything(store, analysed, running, gate, audit.id or 0, number, user.login)
+    return Everything(store, analysed, running, gate, audit.id or 0, job, number, user.login)
 
 
 def page_routes(app: FastAPI) -> Iterator[str]:
@@ -84,6 +88,7 @@ def examples(of: Everything) -> dict[str, list[str]]:
         "/audit-log": ["/audit-log"],
         "/audits": ["/audits"],
         "/audits/new": ["/audits/new"],
+        "/audits/jobs/{number:int}": [f"/audits/jobs/{of.job}"],
         "/audits/{audit_id:int}": [f"/audits/{of.audit_id}"],
         "/checkpoints": ["/checkpoints"],
         "/checkpoints/{checkpoint_id:int}": [f"/checkpoints/{of.analysed.checkpoints[2].id}"],

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
@@ -14,6 +15,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
+from orchestrator.audit_jobs import AuditRunner
 from orchestrator.settings import Settings, get_settings
 from orchestrator.store import Store
 from stages.errors import RsiError, ServiceError, StoreError
@@ -55,7 +57,9 @@ def create_app(store: Store | None = None, settings: Settings | None = None) -> 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         app.state.pulse = sse.Pulse(opened)
+        app.state.audit_runner.wake()
         yield
+        await run_in_threadpool(app.state.audit_runner.close)
         await app.state.pulse.close()
         if own:
             opened.close()
@@ -69,6 +73,7 @@ def create_app(store: Store | None = None, settings: Settings | None = None) -> 
         dependencies=[Depends(no_nul)],
     )
     app.state.store = opened
+    app.state.audit_runner = AuditRunner(opened)
     app.state.settings = settings
     app.state.keys = Keys.of(settings)
     app.state.provider = Provider(settings, app.state.keys.key) if settings.oidc_issuer else None

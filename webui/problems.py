@@ -33,6 +33,7 @@ ADVICE = {
     409: "Read its state first.",
     413: "Send less at once.",
     422: "Correct the request and send it again.",
+    429: "Wait a little, then send it again.",
     503: "`rsi status` shows which service is missing; then send it again.",
 }
 

@@ -183,6 +183,10 @@ def audit(audit_id: int | None, data: str = "") -> str:
     return f"/audits/{audit_id}/{data}" if data else f"/audits/{audit_id}"
 
 
+def audit_job(number: int | None, do: str = "") -> str:
+    return f"/audits/jobs/{number}/{do}" if do else f"/audits/jobs/{number}"
+
+
 def audit_new(**values: object) -> str:
     return _query("/audits/new", **values)
 

@@ -11,6 +11,7 @@ from orchestrator.models.experiment import Branch, Experiment, ExperimentRun
 from orchestrator.models.ledger import Artifact, AuditLog, Event, LogLine
 from orchestrator.models.measurement import (
     Audit,
+    AuditJob,
     Evaluation,
     EvaluationTask,
     FamilyScale,
@@ -26,6 +27,7 @@ from orchestrator.models.review_queue import KnownLeak, ReviewClaim, ReviewComme
 from orchestrator.models.runbook import Finding, Replay, Review, Runbook
 from orchestrator.models.states import (
     ArtifactKind,
+    AuditJobState,
     CycleState,
     DeliveryState,
     DesiredState,
@@ -49,6 +51,8 @@ __all__ = [
     "Artifact",
     "ArtifactKind",
     "Audit",
+    "AuditJob",
+    "AuditJobState",
     "AuditLog",
     "Branch",
     "CheckResult",

@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from sqlmodel import Field, SQLModel
 
 from orchestrator.models.columns import JSONB, Timestamp, created, now, words
+from orchestrator.models.states import AuditJobState
 from stages.domain import Phase, Stratum
 
 
@@ -143,6 +144,26 @@ class Audit(SQLModel, table=True):
     artifact: str | None = None
     created_by: str = ""
     created_at: datetime = Field(default_factory=now, sa_type=Timestamp, sa_column_kwargs=created())
+
+
+class AuditJob(SQLModel, table=True):
+    """An audit of a large set that somebody asked for: a process of its own makes it."""
+
+    __tablename__ = "audit_job"
+    __table_args__ = (sa.Index("ix_audit_job_not_done", "id", postgresql_where=sa.text("state <> 'done'")),)
+
+    id: int | None = Field(default=None, primary_key=True)
+    name: str
+    attempts: int  # at least so many
+    spec: dict[str, Any] = Field(default_factory=dict, sa_type=JSONB)  # `orchestrator.audit_jobs.to_json`
+    created_by: str = ""
+    state: AuditJobState = Field(default=AuditJobState.WAITING, sa_type=words(AuditJobState))
+    starts: int = 0  # processes that have taken it up
+    error: str = ""
+    audit_id: int | None = Field(default=None, foreign_key="audit.id", index=True)
+    created_at: datetime = Field(default_factory=now, sa_type=Timestamp, sa_column_kwargs=created())
+    started_at: datetime | None = Field(default=None, sa_type=Timestamp)
+    finished_at: datetime | None = Field(default=None, sa_type=Timestamp)
 
 
 class ReferenceRow(SQLModel, table=True):

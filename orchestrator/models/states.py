@@ -18,6 +18,15 @@ class CycleState(StrEnum):
     DONE = "done"  # every stage is done
 
 
+class AuditJobState(StrEnum):
+    """An audit that a process of its own makes."""
+
+    WAITING = "waiting"  # no process has taken it up yet
+    RUNNING = "running"  # a process holds its row's lock, or held it and is gone: then the next one takes it up
+    DONE = "done"  # there is an audit
+    FAILED = "failed"  # `error` says why; a person may start it again
+
+
 class DesiredState(StrEnum):
     """What a person asked for last. The flow compares it with the state at every safe boundary."""
 

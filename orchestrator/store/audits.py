@@ -1,14 +1,15 @@
-"""Reward audits and published reference rows."""
+"""Reward audits, those in the making, and published reference rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import select
+from sqlalchemy import Boolean, ColumnElement, func, literal_column, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlmodel import col
 
 from orchestrator import models as m
+from orchestrator.models.columns import now
 from orchestrator.store.base import Page, Repository, page
 from stages.errors import StoreError
 
@@ -35,6 +36,78 @@ class Audits(Repository):
             query = query.where(col(m.Audit.id) < before)
         with self._session() as session:
             return page(session.execute(query).scalars().all(), limit, "id")
+
+
+class AuditJobs(Repository):
+    """Audits of large sets in the making. What was asked for stays until it is done, whatever becomes of a process."""
+
+    def add(self, job: m.AuditJob) -> int:
+        with self._session() as session:
+            session.add(job)
+            session.flush()
+            return job.id or 0
+
+    def get(self, number: int) -> m.AuditJob | None:
+        with self._session() as session:
+            return session.get(m.AuditJob, number, populate_existing=True)
+
+    def count(self, *states: m.AuditJobState) -> int:
+        query = select(func.count()).where(_not_done(), col(m.AuditJob.state).in_(states))
+        with self._session() as session:
+            return int(session.execute(query.select_from(m.AuditJob)).scalar_one())
+
+    def not_done(self, *, limit: int = 20) -> Sequence[m.AuditJob]:
+        """Those that wait, run or have failed, newest first."""
+        query = select(m.AuditJob).where(_not_done()).order_by(col(m.AuditJob.id).desc()).limit(limit)
+        with self._session() as session:
+            return session.execute(query).scalars().all()
+
+    def claim(self, *, most_starts: int) -> m.AuditJob | None:
+        """The oldest job that no process holds, marked as running; None when there is none.
+
+        One that `most_starts` processes have begun and none has ended is failed instead.
+        """
+        free = select(m.AuditJob).where(_not_done(), col(m.AuditJob.state) != m.AuditJobState.FAILED)
+        free = free.order_by(col(m.AuditJob.id)).limit(1).with_for_update(skip_locked=True)
+        while True:
+            with self._session() as session:
+                query = free.execution_options(populate_existing=True)
+                if (job := session.execute(query).scalars().first()) is None:
+                    return None
+                if job.starts < most_starts:
+                    job.state, job.starts, job.started_at = m.AuditJobState.RUNNING, job.starts + 1, now()
+                    return job
+                job.state, job.finished_at = m.AuditJobState.FAILED, now()
+                job.error = (
+                    f"it was begun {job.starts} times, and each time its process was gone before the end. Is there enough "
+                    "memory? A narrower set needs less."
+                )
+
+    def hold(self, number: int) -> bool:
+        """Lock a running job until the transaction ends; False when another process has it, or has ended it."""
+        query = select(col(m.AuditJob.id)).where(
+            col(m.AuditJob.id) == number, col(m.AuditJob.state) == m.AuditJobState.RUNNING
+        )
+        with self._session() as session:
+            return session.execute(query.with_for_update(skip_locked=True)).first() is not None
+
+    def finish(self, number: int, *, audit_id: int | None = None, error: str = "") -> None:
+        state = m.AuditJobState.DONE if audit_id is not None else m.AuditJobState.FAILED
+        change = update(m.AuditJob).where(col(m.AuditJob.id) == number)
+        with self._session() as session:
+            session.execute(change.values(state=state, audit_id=audit_id, error=error, finished_at=now()))
+
+    def again(self, number: int) -> bool:
+        """A failed job waits once more; False when it has not failed."""
+        change = update(m.AuditJob).where(col(m.AuditJob.id) == number, col(m.AuditJob.state) == m.AuditJobState.FAILED)
+        fresh = {"state": m.AuditJobState.WAITING, "starts": 0, "error": "", "started_at": None, "finished_at": None}
+        with self._session() as session:
+            return bool(session.execute(change.values(fresh).returning(col(m.AuditJob.id))).first())
+
+
+def _not_done() -> ColumnElement[bool]:
+    """As the index has it: a bound value would not be recognised."""
+    return literal_column("audit_job.state <> 'done'", Boolean)
 
 
 class References(Repository):

@@ -23,7 +23,7 @@ from sqlmodel import Session
 
 from orchestrator.artifacts import ArtifactStore
 from orchestrator.store.accounts import ApiTokens, SignInFailures, SignInLinks, SignIns
-from orchestrator.store.audits import Audits, References
+from orchestrator.store.audits import AuditJobs, Audits, References
 from orchestrator.store.checkpoints import Checkpoints
 from orchestrator.store.connection import connect
 from orchestrator.store.cycles import Cycles
@@ -68,6 +68,7 @@ class Store:
         self.evaluations = Evaluations(self)
         self.profiles = Profiles(self)
         self.audits = Audits(self)
+        self.audit_jobs = AuditJobs(self)
         self.references = References(self)
         self.experiments = Experiments(self)
         self.events = Events(self)

@@ -64,6 +64,7 @@ def world(module_store: Store, module_folder: Path) -> World:
         client.headers["X-CSRF-Token"] = client.csrf
     guest = store.users.add("guest", [m.Role.ANALYST])
     audit = clients["all"].post("/api/v1/audits", json={"cycle": str(analysed.seeded.cycle.id)}).json()["audit"]
+    job = store.audit_jobs.add(m.AuditJob(name="failed", attempts=30_000, state=m.AuditJobState.FAILED, spec={}))
     ids = {
         "cycle_id": [analysed.seeded.cycle.id, gate.cycle_id],
         "name": ["rsr-1", "RPR-2"],
@@ -72,6 +73,7 @@ def world(module_store: Store, module_folder: Path) -> World:
         "trajectory_id": [analysed.seeded.hostile_id, analysed.trained.id],
         "runbook_id": [*gate.clean, gate.soft, gate.hard, analysed.seeded.runbook_id],
         "audit_id": [audit],
+        "number": [job],
         "suite_id": [s.id for s in store.suites.list()],
         "pool": ["heldout-names"],
         "task_id": ["heldout-names-0001"],

@@ -11,10 +11,12 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from orchestrator import audits as made
+from orchestrator import models as m
+from orchestrator.audit_jobs import QueueFull
 from orchestrator.store.analysis_queries import AnalysisQueries
 from webui.access import Action, Viewer, needs
 from webui.api.listing import Body, Kind, Reader, Shape, by_number, export, listing, noun_router, number, table
-from webui.pages.audit_new import begin, jobs_of, read
+from webui.pages.audit_new import begin, job_of, read, start_again
 from webui.pages.audits import audit_row
 from webui.pages.parts import QueryId, RowId, missing, store_of
 from webui.problems import problem
@@ -77,11 +79,15 @@ class Started(Shape):
 
 
 class Job(Shape):
+    id: int
     name: str
-    attempts: int
-    state: str
+    attempts: int = Field(description="at least so many")
+    state: m.AuditJobState
     audit_id: int | None
+    starts: int = Field(description="processes that have taken it up; more than one: those before were gone")
     error: str
+    created_by: str
+    created_at: datetime
 
 
 def audits(request: Request, cycle: QueryId = None) -> Reader:
@@ -102,20 +108,33 @@ def get_audit(request: Request, audit_id: RowId) -> Any:
 def run_audit(
     request: Request, body: NewAudit, viewer: Annotated[Viewer, Depends(needs(Action.AUDIT))]
 ) -> Response | Started:
-    """Re-score a fixed set. Small sets at once, large ones as a job."""
+    """Re-score a fixed set. Small sets at once, large ones as a job; 429 when too many jobs wait."""
     values = {k: v if isinstance(v, str) else ("1" if v else "") for k, v in body.model_dump().items()}
     spec, errors = read(store_of(request), {k: v.strip() for k, v in values.items()})
     if spec is None:
         return _refused(list(errors.items()))
-    audit, job, wrong = begin(request, viewer, spec)
+    try:
+        audit, job, wrong = begin(request, viewer, spec)
+    except QueueFull as error:
+        return problem(429, str(error), request.url.path, headers={"Retry-After": "30"})
     return _refused([wrong]) if wrong else Started(audit=audit, job=job)
+
+
+@router.get("/audits/jobs", response_model=list[Job], dependencies=[See])
+def get_audit_jobs(request: Request) -> Any:
+    """The newest jobs that wait, run or have failed."""
+    return store_of(request).audit_jobs.not_done()
 
 
 @router.get("/audits/jobs/{number:int}", response_model=Job, dependencies=[See])
 def get_audit_job(request: Request, number: RowId) -> Any:
-    if (found := jobs_of(request).get(number)) is None:
-        raise missing(f"audit job {number}: it is long over, or the console was restarted")
-    return found
+    return job_of(request, number)
+
+
+@router.post("/audits/jobs/{number:int}/again", response_model=Job)
+def again(request: Request, number: RowId, viewer: Annotated[Viewer, Depends(needs(Action.AUDIT))]) -> Any:
+    """A failed job waits once more; another one stays as it is."""
+    return start_again(request, viewer, number)
 
 
 @twins.get("/audits/{audit_id:int}/{name}.{kind}", include_in_schema=False, dependencies=[See])

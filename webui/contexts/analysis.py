@@ -186,6 +186,7 @@ class TokensContext(PageContext):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditsContext(PageContext):
     template: ClassVar[str] = "audits.html"
+    jobs: Sequence[m.AuditJob]  # asked for and not there yet
     rows: Sequence[AuditLine]
     same: Mapping[str, int]  # set digest -> how many of the shown audits re-scored it
     cycle: int | None
@@ -225,6 +226,7 @@ class AuditFormContext(PageContext):
     template: ClassVar[str] = "audit_new.html"
     values: Mapping[str, str]  # as typed
     errors: Mapping[str, str]  # field -> what is wrong with it
+    refused: str  # why it cannot be made now, though no field is wrong
     phases: Sequence[str]
     formulas: Sequence[tuple[str, str]]
     frozen: Sequence[tuple[str, str]]  # (CYCLE/STAGE, label) of stages with profiled scales
@@ -235,11 +237,10 @@ class AuditFormContext(PageContext):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditJobContext(PageContext):
     template: ClassVar[str] = "audit_job.html"
-    name: str
-    attempts: int
-    state: str
-    seconds: float
-    error: str
+    job: m.AuditJob
+    state: str  # in words
+    seconds: float  # since it was asked for
+    allowed: bool  # may start it again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

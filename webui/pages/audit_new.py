@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from orchestrator.audit_jobs import AT_ONCE, AuditJobs
+from orchestrator import models as m
+from orchestrator.audit_jobs import AT_ONCE, UNFINISHED, AuditRunner, QueueFull, order
 from orchestrator.audits import (
     FIT,
     GIVEN,
@@ -30,7 +31,7 @@ from stages.errors import ConfigError, RewardError, StoreError
 from webui import urls
 from webui.access import Action, Viewer, needs, viewer_of
 from webui.contexts.analysis import AuditFormContext, AuditJobContext
-from webui.pages.parts import MAX_ID, RowId, store_of
+from webui.pages.parts import MAX_ID, RowId, missing, store_of
 from webui.rendering import page
 
 router = APIRouter()
@@ -69,20 +70,25 @@ def _create(request: Request, viewer: Viewer, values: Mapping[str, str]) -> Resp
     spec, errors = read(store, values)
     if errors or spec is None:
         return _form(request, values, errors, status=422)
-    audit, job, wrong = begin(request, viewer, spec)
+    try:
+        audit, job, wrong = begin(request, viewer, spec)
+    except QueueFull as error:
+        return _form(request, values, {}, refused=str(error), status=429)
     if wrong:
         return _form(request, values, dict([wrong]), status=422)
-    return RedirectResponse(urls.audit(audit) if job is None else f"/audits/jobs/{job}", status_code=303)
+    return RedirectResponse(urls.audit(audit) if job is None else urls.audit_job(job), status_code=303)
 
 
 def begin(request: Request, viewer: Viewer, spec: AuditSpec) -> tuple[int | None, int | None, tuple[str, str] | None]:
-    """Make an audit: its number, or that of a job where the set is large, or (field, what is wrong)."""
+    """Make an audit: its number, or that of a job where the set is large, or (field, what is wrong). Raises QueueFull."""
     store = store_of(request)
     attempts = store.trajectories.count(spec.where, cap=AT_ONCE)
     note = {"name": spec.name, "formulas": [k.value for k in spec.formulas], "attempts": attempts}
     if attempts > AT_ONCE:
-        number = jobs_of(request).start(spec, attempts=attempts, created_by=viewer.login)
-        store.audit_trail.add(viewer.login, "audit.run", object_kind="audit job", object_id=number, payload=note)
+        with store.transaction():
+            number = order(store, spec, attempts=attempts, created_by=viewer.login)
+            store.audit_trail.add(viewer.login, "audit.run", object_kind="audit job", object_id=number, payload=note)
+        runner_of(request).wake()
         return None, number, None
     try:
         with store.transaction():
@@ -98,34 +104,63 @@ def begin(request: Request, viewer: Viewer, spec: AuditSpec) -> tuple[int | None
 @router.get("/audits/jobs/{number:int}", response_class=HTMLResponse)
 def job(request: Request, number: RowId, viewer: See) -> Response:
     """Reloads itself every two seconds, without script, until there is an audit to go to."""
-    found = jobs_of(request).get(number)
-    if found is None:
-        raise HTTPException(404, f"There is no audit job {number}: it is long over, or the console was restarted")
+    found = job_of(request, number)
     if found.audit_id is not None:
         return RedirectResponse(urls.audit(found.audit_id), status_code=303)
     context = AuditJobContext(
         title="Audit in the making",
         section="audits",
-        name=found.name,
-        attempts=found.attempts,
-        state="failed" if found.error else found.state,
-        seconds=time.monotonic() - found.started,
-        error=found.error,
+        job=found,
+        state=words(request, found),
+        seconds=(datetime.now(UTC) - found.created_at).total_seconds(),
+        allowed=viewer.may(Action.AUDIT),
     )
     answer = page(request, context)
-    if not found.over:
+    if found.state in UNFINISHED:
         answer.headers["Refresh"] = "2"
     return answer
 
 
-def jobs_of(request: Request) -> AuditJobs:
-    """The jobs of this console, made when the first is asked for."""
-    state = request.app.state
-    if not hasattr(state, "audit_jobs"):
-        store = store_of(request)
-        state.audit_jobs = AuditJobs(store.engine.url.render_as_string(hide_password=False), store.artifacts.url)
-    jobs: AuditJobs = state.audit_jobs
-    return jobs
+@router.post("/audits/jobs/{number:int}/again")
+def again(request: Request, number: RowId, viewer: Auditor) -> Response:
+    start_again(request, viewer, number)
+    return RedirectResponse(urls.audit_job(number), status_code=303)
+
+
+def job_of(request: Request, number: int) -> m.AuditJob:
+    """A job; one that still waits is looked after. Raises 404."""
+    if (found := store_of(request).audit_jobs.get(number)) is None:
+        raise missing(f"audit job {number}")
+    if found.state in UNFINISHED:
+        runner_of(request).wake()
+    return found
+
+
+def start_again(request: Request, viewer: Viewer, number: int) -> m.AuditJob:
+    """A failed job waits once more; one that has not failed stays as it is. Raises 404."""
+    store = store_of(request)
+    with store.transaction():
+        if store.audit_jobs.again(number):
+            store.audit_trail.add(viewer.login, "audit.again", object_kind="audit job", object_id=number)
+    return job_of(request, number)
+
+
+def words(request: Request, job: m.AuditJob) -> str:
+    """What a job's state means now."""
+    match job.state:
+        case m.AuditJobState.WAITING:
+            told = "waits for the audits before it"
+        case m.AuditJobState.RUNNING:
+            told = "reads and re-scores the attempts"
+        case _:
+            return job.error or job.state.value
+    told += f", begun {job.starts} times: the process before was gone" if job.starts > 1 else ""
+    return ". ".join(filter(None, (told, runner_of(request).problem)))
+
+
+def runner_of(request: Request) -> AuditRunner:
+    runner: AuditRunner = request.app.state.audit_runner
+    return runner
 
 
 def read(store: Store, values: Mapping[str, str]) -> tuple[AuditSpec | None, dict[str, str]]:
@@ -206,7 +241,9 @@ def _scales(store: Store, values: Mapping[str, str], errors: dict[str, str]) -> 
     return FIT, ()
 
 
-def _form(request: Request, values: Mapping[str, str], errors: Mapping[str, str], *, status: int = 200) -> HTMLResponse:
+def _form(
+    request: Request, values: Mapping[str, str], errors: Mapping[str, str], *, refused: str = "", status: int = 200
+) -> HTMLResponse:
     store = store_of(request)
     analysis = AnalysisQueries(store)
     context = AuditFormContext(
@@ -214,6 +251,7 @@ def _form(request: Request, values: Mapping[str, str], errors: Mapping[str, str]
         section="audits",
         values={name: values.get(name, "") for name in FIELDS},
         errors=errors,
+        refused=refused,
         phases=[p.value for p in PHASES],
         formulas=REWARDS,
         frozen=analysis.profiled_stages(),

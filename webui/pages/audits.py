@@ -33,11 +33,13 @@ LISTS = {
 def audits(request: Request, cycle: QueryId = None, before: Before = None) -> HTMLResponse:
     if cycle is not None and queries_of(request).cycle(cycle) is None:
         raise missing(f"cycle {cycle}")
-    found = AnalysisQueries(store_of(request)).audit_page(cycle_id=cycle, before=before, limit=PAGE)
+    store = store_of(request)
+    found = AnalysisQueries(store).audit_page(cycle_id=cycle, before=before, limit=PAGE)
     context = AuditsContext(
         title="Reward audits" if cycle is None else f"Reward audits of cycle {cycle}",
         section="audits",
         rows=found.items,
+        jobs=store.audit_jobs.not_done() if cycle is None and before is None else (),
         same={digest: n for digest, n in Counter(a.set_digest for a in found.items).items() if n > 1},
         cycle=cycle,
         next_href=urls.audits(cycle=cycle, before=found.next) if found.next else "",
