@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +21,12 @@ log = logging.getLogger(__name__)
 
 REPEATS = 3  # of an idempotent call
 PAUSE_S = 0.2  # before the first repeat; doubles
+# a machine that vanishes without a word is noticed after a minute, not when an answer is overdue
+KEEPALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
+    (socket.IPPROTO_TCP, getattr(socket, name), value)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+    if hasattr(socket, name)
+]
 
 
 class ServerGone(SamplerError):
@@ -27,6 +35,13 @@ class ServerGone(SamplerError):
 
 class ServerRefused(SamplerError):
     """A 4xx: the request itself is wrong; sending it again changes nothing."""
+
+
+def open_client(*, verify: bool) -> httpx.AsyncClient:
+    """Connections straight to servers: proxies of the environment are passed over. `verify`: whether any speaks https."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=2.0)  # theirs: 5 s
+    transport = httpx.AsyncHTTPTransport(verify=verify, limits=limits, socket_options=KEEPALIVE)
+    return httpx.AsyncClient(transport=transport)
 
 
 class Server:
@@ -64,15 +79,24 @@ class Server:
     async def server_info(self) -> Mapping[str, Any]:
         return await self._repeated("GET", "/server_info")
 
-    async def knows_id(self, token: int) -> bool:
-        """Whether the served model has this token id. The server checks the key of a bias before anything reaches the model;
-        the id itself as input would end a server that lacks it."""
+    async def refuses_id(self, token: int) -> str:
+        """Why the served model has no such token id; empty: it has. The server checks the key of a bias before anything
+        reaches the model; the id itself as input would end a server that lacks it."""
         body = {"input_ids": [0], "sampling_params": {"max_new_tokens": 0, "logit_bias": {str(token): 0.0}}}
         try:
             await self._repeated("POST", "/generate", body)
+        except ServerRefused as refusal:
+            return str(refusal)
+        return ""
+
+    async def go_on(self) -> None:
+        """A client that was killed in mid-update leaves its servers paused, where every request waits without a word."""
+        try:
+            await self._call("GET", "/ready", timeout_s=15.0)
         except ServerRefused:
-            return False
-        return True
+            pass  # a server that does not know the question
+        except ServerGone:
+            await self.resume()
 
     async def healthy(self) -> bool:
         """`/health` generates one token, which takes about a second."""
@@ -111,22 +135,29 @@ class Server:
 
     async def _repeated(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = 30.0
-    ) -> Any:
+    ) -> dict[str, Any]:
+        """The first answer of up to REPEATS calls, none of which begins after `timeout_s`."""
+        end = time.monotonic() + timeout_s
         for attempt in range(REPEATS):
             try:
                 return await self._json(method, path, body, timeout_s=timeout_s)
             except ServerGone:
-                if attempt + 1 == REPEATS:
+                if attempt + 1 == REPEATS or time.monotonic() >= end:
                     raise
                 await asyncio.sleep(PAUSE_S * 2**attempt)
         raise AssertionError("unreachable")
 
-    async def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float) -> Any:
+    async def _json(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float
+    ) -> dict[str, Any]:
         response = await self._call(method, path, body, timeout_s=timeout_s)
         try:
-            return response.json()
-        except ValueError as e:
-            raise SamplerError(f"{self.url}{path} answered no JSON: {error_text(response.content)}") from e
+            found = response.json()
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise SamplerError(f"{self.url}{path} answered no JSON object: {error_text(response.content)}")
+        return found
 
     async def _call(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float

@@ -18,11 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-import httpx
-
 from stages.backends.protocols import GenerateAnswer, GenerateRequest
 from stages.backends.sampler.folder import read_config
-from stages.backends.sampler.server import Server, ServerGone, ServerRefused
+from stages.backends.sampler.server import Server, ServerGone, ServerRefused, open_client
 from stages.backends.sampler.wire import (
     GREEDY_BELOW,
     ModelShape,
@@ -38,6 +36,12 @@ log = logging.getLogger(__name__)
 MOST_DEATHS = 2  # a request that saw so many servers die is not sent to a third
 
 Truncated = Literal["mask", "refuse", "plain"]
+
+
+def _room(server: Server) -> int:
+    """Tokens of the longest request. A server keeps some of its context for itself and cuts a longer one without a word."""
+    limits = ("context_length", "max_total_num_tokens", "max_req_input_len")
+    return min((int(n) for limit in limits if (n := server.info.get(limit))), default=2**31)
 
 
 class SGLangSampler:
@@ -78,10 +82,10 @@ class SGLangSampler:
         self._remote_path, self._need_routes = remote_path, need_routes
         self._owner = f"@{owner}" if owner else ""
         self._served = ""  # the version as servers and answers name it
-        self._client = httpx.AsyncClient(
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
-            verify=any(url.startswith("https") for url in urls),  # certificates take 0.1 s to load
-        )
+        self._found: tuple[str, ...] = ()  # the versions that the servers had at the start, until our first update
+        self._client = open_client(
+            verify=any(url.startswith("https") for url in urls)
+        )  # certificates take 0.1 s to load
         self.servers = [
             Server(url, self._client, timeout_s=timeout_s, update_timeout_s=update_timeout_s) for url in urls
         ]
@@ -102,10 +106,8 @@ class SGLangSampler:
                 return
             await asyncio.gather(*(self._greet(s) for s in self.servers))
             alive = self._alive()
-            versions = {str(s.info.get("weight_version")) for s in alive}
-            if len(versions) > 1:
-                raise SamplerError(f"the servers hold different weights {sorted(versions)}; update or restart them")
-            self.weight_version = self._served = versions.pop()
+            self._found = tuple(sorted({str(s.info.get("weight_version")) for s in alive}))
+            self.weight_version = self._served = self._found[0] if len(self._found) == 1 else ""
             self.is_moe = bool(self._shape.experts) and all(s.info.get("enable_return_routed_experts") for s in alive)
             if self._shape.experts and self._need_routes and not self.is_moe:
                 raise SamplerError(
@@ -114,14 +116,14 @@ class SGLangSampler:
                 )
             self.seeds_honoured = all(bool(s.info.get("enable_deterministic_inference")) for s in alive)
             self._mask_top_k = min(int(s.info.get("sampling_mask_max_tokens") or 4096) for s in alive)
-            for s in alive:
-                limits = (s.info.get("context_length"), s.info.get("max_total_num_tokens"))
-                self.context_len = min(self.context_len, *(int(x) for x in limits if x))
+            self.context_len = min(self.context_len, *map(_room, alive))
             self._started = True
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> list[GenerateAnswer]:
         """Answers in request order. Raises SamplerError when one cannot be had; the others are then aborted."""
         await self.start()
+        if len(self._found) > 1:
+            raise SamplerError(f"the servers hold different weights {', '.join(self._found)}: update them first")
         self._check(requests)
         jobs = [asyncio.create_task(self._one(r)) for r in requests]
         try:
@@ -166,6 +168,7 @@ class SGLangSampler:
                 self._remove(server, f"update to {weight_version}: {error}")
             self._alive()
             self.weight_version, self._served = weight_version, weight_version + self._owner
+            self._found = ()
         finally:
             self._open.set()
 
@@ -215,8 +218,8 @@ class SGLangSampler:
                 await server.abort(wire_rid)
                 raise
             answer = parse_answer(body, request, wire_rid, self._shape, masked=masked)
-            if answer.finish_reason == "abort" and epoch != self._epoch:
-                self.resent += 1  # our own pause cut it: sample it anew from the new weights
+            if epoch != self._epoch and (answer.finish_reason == "abort" or answer.weight_version != expected):
+                self.resent += 1  # our own pause cut it or held it back: sample it anew from the new weights
                 continue
             if answer.weight_version != expected:
                 raise SamplerError(
@@ -234,6 +237,7 @@ class SGLangSampler:
 
     async def _lost(self, server: Server, wire_rid: str, error: ServerGone) -> None:
         """After a failed call: a server that is still healthy only loses this request, another is removed."""
+        await self._open.wait()  # while it is paused it cannot say that it is healthy
         if server.removed is not None:
             return
         if await server.healthy():
@@ -255,9 +259,12 @@ class SGLangSampler:
     # ------------------------------------------------------------------ checks and updates
 
     async def _greet(self, server: Server) -> None:
+        """Learn what it is; one that cannot be asked is removed. Raises SamplerError when it serves something else."""
+        server.removed = None
         try:
             server.info = {**await server.server_info(), **await server.model_info()}
-            last, more = await server.knows_id(self.vocab_size - 1), await server.knows_id(self.vocab_size)
+            await server.go_on()
+            last, more = await server.refuses_id(self.vocab_size - 1), await server.refuses_id(self.vocab_size)
         except SamplerError as e:
             self._remove(server, str(e))
             return
@@ -266,11 +273,12 @@ class SGLangSampler:
             raise SamplerError(
                 f"{server.url} serves a {found}, the actor is a {self._shape.model_type}; start it with the actor"
             )
-        if not last:
+        if last:
             raise SamplerError(
-                f"{server.url} serves a model with fewer than the actor's {self.vocab_size} token ids; one of them is wrong"
+                f"{server.url} serves a model with fewer than the actor's {self.vocab_size} token ids, one of them is wrong:"
+                f" {last}"
             )
-        if more:
+        if not more:
             raise SamplerError(
                 f"{server.url} serves a model with more than the actor's {self.vocab_size} token ids; one of them is wrong"
             )
@@ -298,16 +306,31 @@ class SGLangSampler:
             )
 
     async def _targets(self) -> list[Server]:
-        """Servers to update: those in use, and those that were removed and answer again."""
-        for server in self.servers:
-            if server.removed is not None and await server.healthy():
-                server.removed = None
+        """Servers to update: those in use, and those that were removed, answer again and can do as much as the others."""
+        for server in [s for s in self.servers if s.removed is not None]:
+            try:
                 await self._greet(server)
+            except SamplerError as error:
+                self._remove(server, str(error))
+                continue
+            if server.removed is None and (lacks := self._lacks(server)):
+                self._remove(server, f"it is back, but {lacks}")
         return self._alive()
 
+    def _lacks(self, server: Server) -> str:
+        """What the first servers could do and this one cannot; empty: nothing."""
+        info = server.info
+        if self.is_moe and not info.get("enable_return_routed_experts"):
+            return "returns no routed experts"
+        if self.seeds_honoured and not info.get("enable_deterministic_inference"):
+            return "does not honour seeds"
+        if int(info.get("sampling_mask_max_tokens") or 4096) < self._mask_top_k:
+            return f"gives sampling masks of fewer than {self._mask_top_k} tokens"
+        return f"has room for {_room(server)} tokens only" if _room(server) < self.context_len else ""
+
     async def _update_one(self, server: Server, where: str, weight_version: str) -> None:
-        await server.pause()
         try:
+            await server.pause()
             await server.update_weights_from_disk(where, weight_version)
         finally:
             await server.resume()

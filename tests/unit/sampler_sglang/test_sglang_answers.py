@@ -216,7 +216,7 @@ def test_what_would_kill_a_server_is_never_sent(dense: Path, moe: Path) -> None:
         for bad, match in (
             (request(ids=[1, 320]), "token id 320 is outside"),
             (request(ids=[-1]), "token id -1 is outside"),
-            (request(ids=[1] * 510, new=6), "510 prompt tokens . 6 new tokens exceed the context of 512"),
+            (request(ids=[1] * 510, new=6), "510 prompt tokens . 6 new tokens exceed the context of 506"),
             (request(ids=[]), "empty"),
         ):
             with pytest.raises(SamplerError, match=match):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -25,12 +26,39 @@ def test_another_architecture_or_vocabulary_is_refused_at_the_start(dense: Path,
             replay.vocabulary = size
             with pytest.raises(SamplerError, match=match):
                 ask(replay, dense, request())
-            assert replay.requests[-1][0] == "/model_info"  # nothing else was asked of it
+            assert [path for path, _ in replay.requests] == ["/server_info", "/model_info", "/ready"]  # and no more
 
 
 def test_servers_of_different_weights_are_refused(dense: Path) -> None:
     with server(version="1") as one, server(version="2") as two, pytest.raises(SamplerError, match="different weights"):
         use([one, two], dense, lambda s: s.generate([request()]))
+
+
+def test_a_server_that_was_left_paused_goes_on(dense: Path) -> None:
+    with server() as replay:
+        replay.on("/generate", echo("dense/gen_logprob"))
+        ask(replay, dense, request())
+        assert replay.sent("/continue_generation") == []
+        replay.on("/ready", {"status": 503, "body": {}})
+        ask(replay, dense, request())
+        assert replay.sent("/continue_generation") == [{}]
+
+
+def test_connections_go_straight_to_the_server_and_notice_when_it_vanishes(
+    dense: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def job(s: SGLangSampler) -> int:
+        await s.generate([request()])
+        response = await s._client.get(s.servers[0].url + "/model_info")
+        made: socket.socket = response.extensions["network_stream"].get_extra_info("socket")
+        return made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with server() as replay:
+        assert use([replay.on("/generate", echo("dense/gen_logprob"))], dense, job) == 1
 
 
 def test_limits_and_abilities_come_from_the_server(moe: Path) -> None:
@@ -43,6 +71,8 @@ def test_limits_and_abilities_come_from_the_server(moe: Path) -> None:
         assert use([replay], moe, job) == ("3", 400, False, True, 0)
     with server("moe", "3", context_length=300, enable_return_routed_experts=True) as replay:
         assert use([replay], moe, job) == ("3", 300, True, False, 0)
+    with server("moe", "3") as replay:  # as recorded: of 512 tokens a request may have 506
+        assert use([replay], moe, job) == ("3", 506, False, False, 0)
 
 
 def test_no_server_at_all_is_a_clear_error(dense: Path) -> None:
@@ -50,6 +80,8 @@ def test_no_server_at_all_is_a_clear_error(dense: Path) -> None:
         replay.dead = True
         with pytest.raises(SamplerError, match="no SGLang server is left; start one"):
             ask(replay, dense, request())
+    with server() as replay, pytest.raises(SamplerError, match="/model_info answered no JSON object"):
+        ask(replay.on("/model_info", {"status": 200, "body": ["another", "service"]}), dense, request())
     with pytest.raises(SamplerError, match="pass at least one address"):
         SGLangSampler([], model_path=dense)
 

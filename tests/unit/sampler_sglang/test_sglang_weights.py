@@ -12,7 +12,7 @@ import pytest
 
 from stages.backends.protocols import GenerateAnswer
 from stages.backends.sampler.sglang import SGLangSampler
-from stages.errors import ModelError
+from stages.errors import ModelError, SamplerError
 from tests.unit.sampler_sglang.client import request, use
 from tests.unit.sglang_replay import Replay, echo, held, recording, server, until
 
@@ -69,6 +69,86 @@ def test_what_a_pause_cut_is_sampled_anew_from_the_new_weights(dense: Path) -> N
         answer = use([replay], dense, job)
         assert len(replay.sent("/generate")) == 2
     assert (answer.finish_reason, answer.weight_version) == ("length", "7")
+
+
+def test_what_a_pause_held_back_is_sampled_anew_too(dense: Path) -> None:
+    """A request on its way while the server pauses waits there and is answered by the new weights."""
+
+    async def job(s: SGLangSampler) -> GenerateAnswer:
+        wave = asyncio.create_task(s.generate([request(new=3)]))
+        await until(lambda: len(replay.sent("/generate")) == 1)
+        await s.update_weights_from_disk(dense, "7")
+        release.set()
+        return (await wave)[0]
+
+    release = threading.Event()
+    with server() as replay:
+        replay.on("/update_weights_from_disk", _after_update(replay, "7"))
+        replay.on("/generate", held("dense2/gen_after_upd", release), echo("dense2/gen_after_upd"))
+        answer = use([replay], dense, job)
+        assert len(replay.sent("/generate")) == 2
+    assert (answer.finish_reason, answer.weight_version) == ("length", "7")
+
+
+def test_a_server_that_hangs_in_its_pause_is_removed_after_one_time_limit(dense: Path) -> None:
+    async def job(s: SGLangSampler) -> list[bool]:
+        await s.update_weights_from_disk(dense, "7")
+        return [srv.removed is None for srv in s.servers]
+
+    release = threading.Event()
+    with server() as one, server() as two:
+        one.on("/update_weights_from_disk", _after_update(one, "7"))
+        two.on("/pause_generation", held("dense2/pause_abort", release))
+        assert use([one, two], dense, job, update_timeout_s=0.3) == [True, False]
+        release.set()
+        assert len(two.sent("/pause_generation")) == 1
+        assert two.sent("/update_weights_from_disk") == []
+        assert len(two.sent("/continue_generation")) == 1  # its pause may have come through
+
+
+def test_servers_of_different_weights_agree_after_an_update(dense: Path) -> None:
+    """What a worker leaves that was killed between two of them."""
+
+    async def job(s: SGLangSampler) -> list[GenerateAnswer]:
+        with pytest.raises(SamplerError, match="different weights 1, 2"):
+            await s.generate([request()])
+        assert s.weight_version == ""
+        await s.update_weights_from_disk(dense, "7")
+        return await s.generate([request(f"r{i}", new=3) for i in range(2)])
+
+    with server(version="1") as one, server(version="2") as two:
+        for replay in (one, two):
+            replay.on("/update_weights_from_disk", _after_update(replay, "7"))
+            replay.on("/generate", echo("dense2/gen_after_upd"))
+        assert [a.weight_version for a in use([one, two], dense, job)] == ["7", "7"]
+
+
+def test_a_server_that_comes_back_as_something_else_stays_removed(moe: Path) -> None:
+    async def job(s: SGLangSampler) -> list[str]:
+        await s.generate([request(f"r{i}") for i in range(2)])
+        reasons = [s.servers[1].removed or ""]
+        two.dead = False
+        for version, change in (
+            ("7", lambda: two.answers["/server_info"][0]["body"].update(enable_return_routed_experts=False)),  # type: ignore[index]
+            ("8", lambda: two.on("/model_info", recording("dense/model_info"))),
+        ):
+            change()
+            await s.update_weights_from_disk(moe, version)
+            reasons.append(s.servers[1].removed or "")
+        return reasons
+
+    with (
+        server("moe", enable_return_routed_experts=True) as one,
+        server("moe", enable_return_routed_experts=True) as two,
+    ):
+        one.on("/generate", echo("dense/gen_logprob"))
+        one.on("/update_weights_from_disk", _after_update(one, "7"), _after_update(one, "8"))
+        two.on("/generate", lambda _: setattr(two, "dead", True))
+        gone, lacks, other = use([one, two], moe, job)
+        assert two.sent("/update_weights_from_disk") == []
+    assert "/generate" in gone
+    assert lacks == "it is back, but returns no routed experts"
+    assert "serves a qwen3, the actor is a qwen3_moe" in other
 
 
 def test_a_refused_update_keeps_the_old_weights(dense: Path) -> None:
