@@ -148,11 +148,13 @@ def test_background_spam_does_not_hold_a_turn(machine: Machine, tmp_path: Path) 
         assert time.monotonic() - began < 3
 
 
-def test_forged_reports_fool_only_their_author(machine: Machine, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mark", ["x", "$__rsi_mark"])
+def test_forged_reports_fool_only_their_author(machine: Machine, tmp_path: Path, mark: str) -> None:
+    spam = "head -c 3000000 /dev/zero | tr '\\0' A >&199"
     with machine.box(make_task(tmp_path)) as box:
-        box.run(
-            "printf 'R0 /etc\\0junk\\0!7\\0R9 x\\0\\0' >&199; head -c 6000000 /dev/zero | tr '\\0' A >&199 &",
-            timeout_s=30,
-        )
-        box.run("true", timeout_s=30)
+        box.run(f"printf '\\0R0 %s /etc\\0junk\\0!7\\0R9 x\\0\\0' {mark} >&199; {spam} &", timeout_s=30)
+        for word in ("once", "twice"):  # the reports of earlier commands come late, between what was forged
+            assert box.say(f"echo {word}", timeout_s=30) == word
+        box.run(f"{spam} & {spam}; {spam}; {spam} &", timeout_s=30)  # more than is ever kept
+        assert box.run("true", timeout_s=30).timed_out is False
         assert box.say("echo alive", timeout_s=30) == "alive"

@@ -1,12 +1,13 @@
 """The conversation with the persistent bash: what both backends' shells say and hear.
 
-Inside the sandbox a supervisor bash (re)starts a loop bash. The loop reads NUL-ended commands from descriptor 198 and answers on
-199 with `R<rc> <cwd> NUL <export -p> NUL`; its EXIT trap answers `X…` in the same form; the supervisor answers `!<rc> NUL`
-when the loop ended (`exit`, `exec prog`, `kill -9 $$`). Exit codes therefore never mix with output, and the environment of
-the last good moment is known, so it survives a restart. Everything an agent can write to 199 is treated as hostile: it can
-fool only its own observation. Where output and reports come by different ways and may overtake each other (Docker), every
-command is preceded by a NUL-ended mark that is printed after its output, and `B<uptime> <last process id> <pid> NUL`
-says when it began.
+Inside the sandbox a supervisor bash (re)starts a loop bash. The loop reads pairs of a NUL-ended mark and a NUL-ended command
+from descriptor 198 and answers on 199 with `NUL R<rc> <mark> <cwd> NUL <export -p> NUL`; its EXIT trap answers `X…` in the
+same form; the supervisor answers `NUL !<rc> NUL` when the loop ended (`exit`, `exec prog`, `kill -9 $$`). Exit codes therefore
+never mix with output, and the environment of the last good moment is known, so it survives a restart. Everything an agent can
+write to 199 is treated as hostile: it can fool only its own observation. The mark, new for every command, tells a report from
+one that comes late because of what the agent wrote; the NUL before each keeps it apart from that. Where output and reports
+come by different ways and may overtake each other (Docker), the mark is printed after the command's output, too, and
+`NUL B<uptime> <last process id> <pid> NUL` says when it began.
 
 Standard library only.
 """
@@ -14,28 +15,28 @@ Standard library only.
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 from dataclasses import dataclass
 
 _LOOP = r"""
 exec 200>&1
-__rsi_report() { builtin printf '%s%d %s\0' "$1" "$2" "$PWD" >&199; builtin export -p >&199; builtin printf '\0' >&199; }
+__rsi_report() { builtin printf '\0%s%d %s %s\0' "$1" "$2" "$__rsi_mark" "$PWD" >&199; builtin export -p >&199; builtin printf '\0' >&199; }
 trap '__rsi_report X "$?"' EXIT
-while IFS= builtin read -r -d '' -u 198 __rsi_command; do
+while IFS= builtin read -r -d '' -u 198 __rsi_mark && IFS= builtin read -r -d '' -u 198 __rsi_command; do
  @BEGIN@{ eval "$__rsi_command"; } </dev/null >&200 2>&200 198<&- 200>&-
  __rsi_code=$?; @MARK@__rsi_report R "$__rsi_code"
 done
 """
-_BEGIN = r"""__rsi_mark=$__rsi_command; IFS= builtin read -r -d '' -u 198 __rsi_command
- builtin read -r __rsi_up _ < /proc/uptime; builtin read -r _ _ _ _ __rsi_last < /proc/loadavg
- builtin printf 'B%s %d %d\0' "$__rsi_up" "$__rsi_last" $$ >&199
+_BEGIN = r"""builtin read -r __rsi_up _ < /proc/uptime; builtin read -r _ _ _ _ __rsi_last < /proc/loadavg
+ builtin printf '\0B%s %d %d\0' "$__rsi_up" "$__rsi_last" $$ >&199
  """
 _MARK = r"""builtin printf %s "$__rsi_mark" >&200; """
 _SUPERVISOR = r"""
 %s
 while :; do
  bash --noprofile --norc -c "$1" bash
- printf '!%%d\0' "$?" >&199
+ printf '\0!%%d\0' "$?" >&199
 done
 """
 MAX_REPORT_BYTES = 4 << 20
@@ -59,9 +60,9 @@ class Outcome:
     duration_s: float
 
 
-def command_line(prelude: str, *, marks: bool = False) -> list[str]:
-    """argv of the supervisor. `prelude` runs once before it (limits, descriptors)."""
-    loop = _LOOP.replace("@BEGIN@", _BEGIN if marks else "").replace("@MARK@", _MARK if marks else "")
+def command_line(prelude: str, *, two_ways: bool = False) -> list[str]:
+    """argv of the supervisor. `prelude` runs once before it (limits, descriptors). `two_ways`: reports may overtake output."""
+    loop = _LOOP.replace("@BEGIN@", _BEGIN if two_ways else "").replace("@MARK@", _MARK if two_ways else "")
     return ["/bin/bash", "--noprofile", "--norc", "-c", _SUPERVISOR % prelude, "bash", loop]
 
 
@@ -73,6 +74,7 @@ class Reports:
         self.exports = exports
         self.began: tuple[int, int] | None = None  # of the running command: 1/100 s of uptime, last process id then
         self.loop_pid: int | None = None  # as the sandbox counts
+        self.mark = b""  # of the running command
         self._buffer = bytearray()
         self._first = (self.cwd, self.exports)
 
@@ -83,9 +85,12 @@ class Reports:
         """Back to the directory and the environment of the beginning."""
         self.cwd, self.exports = self._first
 
-    def clear(self) -> None:
+    def ask(self, command: bytes) -> bytes:
+        """What to send for a command; only the report about this one counts from now on."""
         self._buffer.clear()
         self.began = None
+        self.mark = b"\x1e" + secrets.token_hex(12).encode() + b"\x1e"
+        return self.mark + b"\0" + command + b"\0"
 
     def feed(self, data: bytes) -> None:
         self._buffer += data
@@ -104,12 +109,18 @@ class Reports:
                 del self._buffer[: end + 1]
                 self._began(first[1:])
                 continue
+            if not first.startswith((b"R", b"X")):  # what stands between two reports, or the agent's own
+                del self._buffer[: end + 1]
+                continue
             end2 = self._buffer.find(b"\0", end + 1)
             if end2 < 0:
                 return None
             exports = bytes(self._buffer[end + 1 : end2])
             del self._buffer[: end2 + 1]
-            code, _, cwd = first[1:].partition(b" ")
+            code, _, rest = first[1:].partition(b" ")
+            mark, _, cwd = rest.partition(b" ")
+            if mark not in (self.mark, b""):  # without one: the agent's shell has lost its variables
+                continue
             if cwd.startswith(b"/"):
                 self.cwd = cwd
             if exports.startswith(b"declare -x "):

@@ -245,7 +245,7 @@ class DockerSandbox:
         return await ExecStream.open(
             self._backend.client.api,
             self._container.id,
-            command_line(PRELUDE.format(pids=self._task.limits.pids), marks=True),
+            command_line(PRELUDE.format(pids=self._task.limits.pids), two_ways=True),
             user=f"{self._uid}:{self._uid}",
             workdir=self._task.workdir,
             env=AGENT_ENV,

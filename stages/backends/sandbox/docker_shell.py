@@ -4,7 +4,6 @@ output, stderr reports. Nothing is read between commands, so a background progra
 from __future__ import annotations
 
 import asyncio
-import secrets
 import shlex
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -52,7 +51,6 @@ class DockerShell:
         self._reports = Reports(workdir, "".join(lines).encode("utf-8", "surrogateescape"))
         self._output_bytes = output_bytes
         self._stream: ExecStream | None = None
-        self._mark = b""
 
     async def begin(self, patience_s: float = RESTORE_S) -> None:
         """Raises NoShell when no bash answers."""
@@ -114,11 +112,10 @@ class DockerShell:
 
     async def _converse(self, command: bytes, seconds: float, capture: Capture) -> tuple[str, int | None]:
         assert self._stream is not None
-        self._mark = b"\x1e" + secrets.token_hex(12).encode() + b"\x1e"
-        self._reports.clear()
+        asked = self._reports.ask(command)
         deadline = time.monotonic() + seconds
         try:
-            await asyncio.wait_for(self._stream.send(self._mark + b"\0" + command + b"\0"), seconds)
+            await asyncio.wait_for(self._stream.send(asked), seconds)
         except TimeoutError:
             return "timeout", None
         except OSError:
@@ -129,7 +126,7 @@ class DockerShell:
         """Reads until a report has come, and the mark after the command's output (or a little longer without it)."""
         assert self._stream is not None
         deadline = time.monotonic() + seconds
-        output = MarkedOutput(capture, self._mark)
+        output = MarkedOutput(capture, self._reports.mark)
         message: tuple[str, int | None] | None = None
         try:
             while True:

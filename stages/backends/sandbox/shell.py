@@ -101,12 +101,12 @@ class Shell:
     async def _converse(self, command: bytes, deadline: float, capture: Capture) -> tuple[str, int | None]:
         """("done", rc), ("ended", rc of the loop bash), ("gone", None) or ("timeout", None)."""
         self._drain_reports()
-        self._reports.clear()
+        asked = self._reports.ask(command)
         self._wake.clear()
         self._loop.add_reader(self._output, self._read_output, capture)
         self._loop.add_reader(self._report, self._read_report)
         try:
-            if not await self._send(command + b"\0", deadline):
+            if not await self._send(asked, deadline):
                 return ("timeout", None) if self.jail and self.jail.alive else ("gone", None)
             return await self._answer(deadline)
         finally:
