@@ -4,7 +4,7 @@
     python benchmarks/console.py --scale 0.02        # a fiftieth, for a quick look
     python benchmarks/console.py --keep /tmp/rows    # fill that folder's Postgres once, and measure on it again and again
 
-One Postgres and one console process (`uvicorn webui.app:create_app`, as `rsi up` starts it) on this machine. Requests
+One Postgres and one console process (`uvicorn webui.app:start`, as `rsi up` starts it) on this machine. Requests
 leave every 100 ms whatever became of those before (an open loop), addresses interleaved at random; latency counts from
 the moment at which a request should have left. Targets: p95 of 150 ms for lists, 300 ms for comparison and audit pages,
 1 s for the trajectory with 5,000 turns, 400 MB of resident memory. Exits with 1 when one does not hold.
@@ -138,7 +138,7 @@ def console(home: Path, url: str) -> Iterator[tuple[str, psutil.Process]]:
     """The console in a process of its own: its address and its process."""
     port = ports.pick_free()
     environment = os.environ | {"RSI_HOME": str(home), "RSI_DATABASE_URL": url, "RSI_CONSOLE_PORT": str(port)}
-    command = [sys.executable, "-m", "uvicorn", "webui.app:create_app", "--factory", "--port", str(port)]
+    command = [sys.executable, "-m", "uvicorn", "webui.app:start", "--factory", "--port", str(port)]
     child = subprocess.Popen([*command, "--log-level", "warning"], env=environment)
     base = f"http://127.0.0.1:{port}"
     try:

@@ -1,8 +1,10 @@
-"""The console: `uvicorn webui.app:create_app --factory`, or `rsi up`. Importing it loads no model code."""
+"""The console: `uvicorn webui.app:start --factory`, or `rsi up`. Importing it loads no model code."""
 
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -41,10 +43,21 @@ class HashedFiles(StaticFiles):
         return response
 
 
+def start() -> FastAPI:
+    """The app of a process of its own: settings that cannot be used end it with one line instead of a traceback."""
+    try:
+        return create_app()
+    except RsiError as error:
+        if os.environ.get("RSI_DEBUG"):
+            raise
+        sys.exit(f"error: the console does not start: {error}")
+
+
 def create_app(store: Store | None = None, settings: Settings | None = None) -> FastAPI:
     """The ASGI app. Without `store` it opens the database of the environment.
 
-    Raises ServiceError when no database is named, ConfigError when the key that signs cookies cannot be used.
+    Raises ServiceError when no database is named, ConfigError for settings that cannot be used: the key that signs cookies,
+    the OpenID Connect provider, roles of strangers.
     """
     own = store is None
     settings = settings or get_settings()

@@ -25,6 +25,8 @@ ALGORITHMS = ["RS256", "ES256", "PS256"]  # of ID tokens; never "none", never a 
 LEEWAY_S = 60  # between the two clocks
 FLIGHT_S = 600
 TIMEOUT_S = 10.0
+ENDS = ("issuer", "authorization_endpoint", "token_endpoint", "jwks_uri")
+ADVICE = "Sign in with a password, and ask an administrator to look at RSI_OIDC_ISSUER and the provider."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +58,7 @@ class Provider:
         except ImportError:
             raise ConfigError("RSI_OIDC_ISSUER is set; it needs `pip install 'terminal-rsi[oidc]'`.") from None
         self.issuer, self.client_id = settings.oidc_issuer, settings.oidc_client_id
-        place = urlsplit(self.issuer)
-        if place.scheme != "https" and place.hostname not in {"127.0.0.1", "localhost", "::1"}:
-            raise ConfigError(f"RSI_OIDC_ISSUER must begin with https:// (it is {self.issuer}).")
+        _check_issuer(self.issuer)
         if not self.client_id:
             raise ConfigError("RSI_OIDC_ISSUER is set; RSI_OIDC_CLIENT_ID is needed, too.")
         self._secret = _secret(settings.oidc_client_secret_file)
@@ -123,7 +123,7 @@ class Provider:
         except (AuthlibBaseError, JoseError, KeyError, ValueError) as error:
             raise ServiceError(f"The provider's answer does not hold: {error}") from error
         except OSError as error:  # of requests, too
-            raise ServiceError(f"The provider {self.issuer} does not answer: {error}") from error
+            raise ServiceError(f"The provider {self.issuer} does not answer: {error}. {ADVICE}") from error
         if isinstance(claims["aud"], list) and len(claims["aud"]) > 1 and claims.get("azp") != self.client_id:
             raise ServiceError("The provider's answer does not hold: it was made for another client.")
         return claims
@@ -143,7 +143,12 @@ class Provider:
         )
 
     def _metadata(self) -> Mapping[str, Any]:
-        found = _fetch(self.issuer.rstrip("/") + "/.well-known/openid-configuration")
+        address = self.issuer.rstrip("/") + "/.well-known/openid-configuration"
+        found = _fetch(address)
+        if missing := [name for name in ENDS if not isinstance(found.get(name), str)]:
+            raise ServiceError(
+                f"The provider does not say its {missing[0]} at {address}. Is it an OpenID Connect provider?"
+            )
         if found.get("issuer") != self.issuer:
             raise ServiceError(
                 f"The provider calls itself {found.get('issuer')}, not {self.issuer}. Correct RSI_OIDC_ISSUER."
@@ -174,13 +179,33 @@ def role_table(text: str) -> tuple[tuple[str, Role], ...]:
     return tuple(pairs)
 
 
+def _check_issuer(issuer: str) -> None:
+    """Raises ConfigError for what is no address of a provider."""
+    wanted = (
+        "Set it to the provider's address, such as https://login.example.org, or leave it empty for passwords alone."
+    )
+    try:
+        place = urlsplit(issuer)
+        port = place.port
+    except ValueError as error:
+        raise ConfigError(f"RSI_OIDC_ISSUER is {issuer!r}, which is no address: {error}. {wanted}") from error
+    if place.scheme not in {"https", "http"} or not place.hostname or port == 0 or not issuer.isprintable():
+        raise ConfigError(f"RSI_OIDC_ISSUER is {issuer!r}, which is no address. {wanted}")
+    if place.query or place.fragment:
+        raise ConfigError(f"RSI_OIDC_ISSUER is {issuer!r}; an issuer has no ? and no #. {wanted}")
+    if place.scheme != "https" and place.hostname not in {"127.0.0.1", "localhost", "::1"}:
+        raise ConfigError(
+            f"RSI_OIDC_ISSUER is {issuer!r}; it must begin with https:// except on this machine. {wanted}"
+        )
+
+
 def _fetch(url: str) -> dict[str, Any]:
     try:
         found = httpx.get(url, timeout=TIMEOUT_S)
         found.raise_for_status()
         document = found.json()
-    except (httpx.HTTPError, ValueError) as error:
-        raise ServiceError(f"The provider does not answer at {url}: {error}") from error
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise ServiceError(f"The provider does not answer at {url}: {error}. {ADVICE}") from error
     if not isinstance(document, dict):
         raise ServiceError(f"The provider answers at {url} with something else than a JSON object.")
     return document

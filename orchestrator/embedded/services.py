@@ -16,7 +16,7 @@ from orchestrator.embedded.layout import Layout, rotate
 from orchestrator.embedded.processes import MARK
 from orchestrator.settings import Settings
 
-CONSOLE_APP = "webui.app:create_app"
+CONSOLE_APP = "webui.app:start"
 PREFECT_OPTION = "rsi up --prefect-port N, or RSI_PREFECT_PORT=N"
 CONSOLE_OPTION = "rsi up --console-port N, or RSI_CONSOLE_PORT=N"
 

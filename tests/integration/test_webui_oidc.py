@@ -5,6 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +22,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from orchestrator import models as m
+from orchestrator.embedded.services import CONSOLE_APP
 from orchestrator.passwords import hash_password
 from orchestrator.store import Store
 from stages.errors import ConfigError
@@ -231,6 +235,11 @@ def test_a_disabled_person_stays_out(store: Store, issuer: Issuer, browser: Test
 def test_settings_that_do_not_fit_are_refused(store: Store, issuer: Issuer, tmp_path: Path) -> None:
     for changes, word in (
         ({"oidc_issuer": "http://provider.example"}, "https://"),
+        ({"oidc_issuer": "provider"}, "no address"),
+        ({"oidc_issuer": "https://"}, "no address"),
+        ({"oidc_issuer": "https://[::1"}, "no address"),
+        ({"oidc_issuer": "https://x:99999999"}, "no address"),
+        ({"oidc_issuer": "https://x.example/?a=b"}, "no \\?"),
         ({"oidc_client_id": ""}, "CLIENT_ID"),
         ({"oidc_client_secret_file": tmp_path / "none"}, "cannot be read"),
         ({"oidc_roles": "boss=king"}, "no word=role"),
@@ -238,8 +247,36 @@ def test_settings_that_do_not_fit_are_refused(store: Store, issuer: Issuer, tmp_
         with pytest.raises(ConfigError, match=word):
             app_for(store, **settings(issuer, tmp_path, **changes))
     assert role_table("a=b=lead,x=admin") == (("a=b", m.Role.LEAD), ("x", m.Role.ADMIN))
-    away = TestClient(app_for(store, **settings(issuer, tmp_path, oidc_issuer="http://127.0.0.1:9")))
-    answer = away.get("/sign-in/oidc")
-    assert answer.status_code == 502
-    assert "does not answer" in answer.text
     assert TestClient(app_for(store)).get("/sign-in/oidc").status_code == 404
+
+
+def test_a_console_of_bad_settings_ends_with_one_line(store: Store, tmp_path: Path) -> None:
+    """As `rsi console` starts it."""
+    url = store.engine.url.render_as_string(hide_password=False)
+    bad = {"RSI_HOME": str(tmp_path), "RSI_DATABASE_URL": url, "RSI_OIDC_ISSUER": "http://provider.example"}
+    command = [sys.executable, "-m", "uvicorn", CONSOLE_APP, "--factory", "--port", "0"]
+    ended = subprocess.run(command, env=os.environ | bad, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert "error: the console does not start: RSI_OIDC_ISSUER is 'http://provider.example'" in ended.stderr
+    assert "Set it to" in ended.stderr
+    assert "Traceback" not in ended.stderr + ended.stdout
+
+
+@pytest.mark.parametrize("what", ["nobody listens", "another service"])
+def test_without_the_provider_people_sign_in_by_password(
+    store: Store, issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    if what == "another service":
+        monkeypatch.setattr(issuer, "documents", lambda path: {"issuer": issuer.url})
+        changes = {}
+    else:
+        changes = {"oidc_issuer": "http://127.0.0.1:9"}
+    browser = TestClient(app_for(store, **settings(issuer, tmp_path, **changes)), follow_redirects=False)
+    answer = browser.get("/sign-in/oidc")
+    assert answer.status_code == 502
+    assert ("does not answer" if changes else "does not say its authorization_endpoint") in answer.text
+    assert 'name="password"' in answer.text
+    store.users.add("carol", [m.Role.LEAD], password_hash=hash_password("long enough"))
+    signed_in = browser.post("/sign-in", data={"login": "carol", "password": "long enough", "next": "/cycles"})
+    assert (signed_in.status_code, signed_in.headers["Location"]) == (303, "/cycles")
+    assert browser.get("/cycles").status_code == 200
