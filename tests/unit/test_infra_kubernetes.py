@@ -69,12 +69,16 @@ def test_pods_have_no_privileges_and_no_passwords(name: str) -> None:
     for pod in pods(name):
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod.get("serviceAccountName") == "dispatcher" or pod["automountServiceAccountToken"] is False
+        sandboxes = any("procMount" in container["securityContext"] for container in pod["containers"])
+        assert pod["securityContext"]["seccompProfile"]["type"] == ("Unconfined" if sandboxes else "RuntimeDefault")
+        assert pod.get("hostUsers") is (False if sandboxes else None)
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
         for container in pod["containers"]:
             where = f"{name}: {container['name']}"
             context = container["securityContext"]
             assert context["allowPrivilegeEscalation"] is False, where
             assert context["capabilities"] == {"drop": ["ALL"]}, where
-            assert context.get("readOnlyRootFilesystem") or container["image"] == "postgres:18", where
+            assert context["readOnlyRootFilesystem"] is True, where
             assert {"requests", "limits"} <= set(container["resources"]), where
             assert "readinessProbe" in container or not container.get("ports"), where
             for variable in container.get("env", []):
@@ -112,6 +116,23 @@ def test_kustomize_builds_what_these_tests_read(name: str, tmp_path: Path) -> No
         kubernetes_validate.validate(document, KUBERNETES, strict=True)
     used = set(re.findall(r"\bimage: (\S+)", done.stdout)) - {"postgres:18"}
     assert used <= {f"registry.example/{image}:{VERSION}" for image in images}
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl")
+def test_a_restore_is_the_backup_job_with_the_command_that_the_readme_says() -> None:
+    (patch,) = re.findall(r"--type json -p '(.*?)'", (INFRA / "README.md").read_text(), re.DOTALL)
+    template = one("cpu", "CronJob", "backup")["spec"]["jobTemplate"]
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "restore"}, **template}
+    done = subprocess.run(
+        ["kubectl", "patch", "--local", "-f", "-", "-o", "json", "--type", "json", "-p", patch],
+        input=json.dumps(job), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    patched = json.loads(done.stdout)
+    kubernetes_validate.validate(patched, KUBERNETES, strict=True)
+    (container,) = patched["spec"]["template"]["spec"]["containers"]
+    assert container["command"][:2] == ["sh", "/opt/rsi/restore.sh"]
+    assert "restore.sh" in one("cpu", "ConfigMap", "postgres")["data"]
 
 
 # --------------------------------------------------------------------------- SGLang
