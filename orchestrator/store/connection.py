@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Engine, create_engine, make_url
+import psycopg
+from sqlalchemy import Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 
-from stages.errors import ConfigError
+from stages.errors import ConfigError, StoreError
 
 _REFUSED = re.compile("[\x00\ud800-\udfff]")
 
@@ -23,6 +24,7 @@ def connect(url: str, *, pool_size: int = 5, max_overflow: int = 10) -> Engine:
 
     Raises:
         ConfigError: no Postgres URL.
+        StoreError: by what connects, when the database is not encoded in UTF-8.
     """
     try:
         parsed = make_url(url)
@@ -34,7 +36,7 @@ def connect(url: str, *, pool_size: int = 5, max_overflow: int = 10) -> Engine:
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername != "postgresql+psycopg":
         raise ConfigError(f"The database URL names {parsed.drivername}; only postgresql:// works.")
-    return create_engine(
+    engine = create_engine(
         parsed,
         pool_size=pool_size,
         max_overflow=max_overflow,
@@ -42,6 +44,18 @@ def connect(url: str, *, pool_size: int = 5, max_overflow: int = 10) -> Engine:
         json_serializer=dumps,
         connect_args={"connect_timeout": 10, "application_name": "rsi"},
     )
+    event.listen(engine, "connect", _require_utf8, insert=True)  # before SQLAlchemy reads its first text
+    return engine
+
+
+def _require_utf8(connection: psycopg.Connection, _: object) -> None:
+    info = connection.info
+    if (encoding := info.parameter_status("server_encoding")) != "UTF8":
+        raise StoreError(
+            f"The database {info.dbname} on {info.host or 'this machine'} is encoded in {encoding}, and texts of models need "
+            f"UTF-8. Create it anew: CREATE DATABASE \"{info.dbname}\" ENCODING 'UTF8' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE "
+            "template0; (or another name, in DATABASE_URL)."
+        )
 
 
 def clean_text(text: str) -> str:

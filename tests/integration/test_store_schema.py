@@ -1,11 +1,19 @@
 """Migrations and models agree; append-only tables are."""
 
+import os
+import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import psycopg
 import pytest
 import sqlalchemy as sa
+from psycopg import sql
 
 from orchestrator import models as m
+from orchestrator.embedded import postgres
 from orchestrator.store import Store, connect, schema
 from stages.domain import Decision, Finding, LeakPart, Review, Runbook, RunbookLine, Severity
 from stages.errors import ConfigError, StoreError
@@ -36,6 +44,30 @@ def test_up_and_down_and_up(empty_database_url: str) -> None:
     schema.upgrade(empty_database_url)
     assert schema.differences(engine) == []
     engine.dispose()
+
+
+def test_a_database_in_another_encoding_is_refused_with_what_to_do(
+    postgres_server: postgres.PostgresInfo, tmp_path: Path
+) -> None:
+    name = f"ascii_{os.getpid()}"
+    options = sql.SQL("ENCODING 'SQL_ASCII' LOCALE_PROVIDER libc LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+    with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {} ").format(sql.Identifier(name)) + options)
+    try:
+        environment = {**os.environ, "DATABASE_URL": postgres_server.url(name), "RSI_HOME": str(tmp_path)}
+        command = [sys.executable, "-m", "orchestrator.cli", "setup"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+        assert f"database {name} on {postgres_server.socket_dir} is encoded in SQL_ASCII" in done.stderr
+        advice = re.search("CREATE DATABASE .*template0;", done.stderr)
+        assert advice is not None
+        with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+            connection.execute(sql.SQL("DROP DATABASE {}").format(sql.Identifier(name)))
+            connection.execute(advice.group().encode())  # what it says to do is what helps
+        schema.upgrade(postgres_server.url(name))
+    finally:
+        postgres.drop_database(postgres_server, name)
 
 
 def test_two_starters_migrate_once(empty_database_url: str) -> None:
