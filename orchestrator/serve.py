@@ -135,7 +135,8 @@ def create_app(sampler: EmbeddedSampler, chat: Chat, *, name: str) -> FastAPI:
         return JSONResponse({"error": message}, status_code=400)
 
     @app.exception_handler(json.JSONDecodeError)
-    async def not_json(request: Request, error: json.JSONDecodeError) -> JSONResponse:
+    @app.exception_handler(UnicodeDecodeError)
+    async def not_json(request: Request, error: ValueError) -> JSONResponse:
         return await refused(request, SamplerError(f"the body is not JSON: {error}"))
 
     @app.get("/health")

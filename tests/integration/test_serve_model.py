@@ -153,19 +153,27 @@ def test_generate_answers_as_sglang_does(served: Served) -> None:
         ({"input_ids": []}, "not empty"),
         ({"input_ids": None}, "Either text or input_ids"),
         ({"input_ids": "abc"}, "must be a list"),
-        ({"return_sampling_mask": True}, "not available here"),
+        ({"return_sampling_mask": True}, "return_sampling_mask=True is not available here"),
+        ({"logprob_start_len": 0, "return_logprob": True}, "logprob_start_len=0 is not available here"),
+        ({"token_ids_logprob": [1]}, "token_ids_logprob=[1] is not available here"),
+        ({"sampling_params": {"sampling_seed": 2**63}}, "does not fit into 64 bits"),
+        ({"sampling_params": {"max_new_tokens": 1e400}}, "max_new_tokens must be an integer, got inf"),
     ],
 )
 def test_generate_refuses_by_name(served: Served, change: dict[str, Any], match: str) -> None:
-    answer = served.post("/generate", {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 2}} | change)
+    body = {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 2}} | change
+    answer = httpx.post(
+        served.url + "/generate", content=json.dumps(body), timeout=120
+    )  # httpx itself refuses infinity
     assert answer.status_code == 400
     assert match in answer.json()["error"]["message"]
 
 
 def test_a_body_that_is_no_json_is_a_400(served: Served) -> None:
-    answer = httpx.post(served.url + "/generate", content=b"{", headers={"content-type": "application/json"})
-    assert answer.status_code == 400
-    assert "not JSON" in answer.json()["error"]["message"]
+    for body in (b"{", b"\xff"):
+        answer = httpx.post(served.url + "/generate", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 400
+        assert "not JSON" in answer.json()["error"]["message"]
 
 
 def test_chat_completion(served: Served) -> None:
@@ -199,6 +207,15 @@ def test_chat_completion(served: Served) -> None:
         )
     assert found["usage"]["prompt_tokens"] == len(ids)
     assert found["usage"]["completion_tokens"] == sum(len(e.output_ids) for e in expected)
+
+
+def test_a_chat_may_narrow_its_draw_and_name_what_changes_nothing(served: Served) -> None:
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 6}
+    neutral = {"min_p": 0, "tools": [], "tool_choice": "auto", "chat_template_kwargs": {"enable_thinking": False}}
+    said = [served.post("/v1/chat/completions", {**body, **neutral, "top_k": 1, "seed": s}).json() for s in (1, 2)]
+    assert said[0]["choices"] == said[1]["choices"]
+    nothing = served.post("/v1/chat/completions", {**body, "max_tokens": 0}).json()
+    assert nothing["usage"]["completion_tokens"] == 0
 
 
 def test_a_streamed_chat_says_the_same(served: Served) -> None:
@@ -237,12 +254,20 @@ def test_a_stop_string_cuts_the_reply(served: Served) -> None:
     ("body", "match"),
     [
         ({"messages": []}, "non-empty"),
-        ({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}, "tools is not available"),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "tools": [{"name": "f"}]},
+            "tools=[{'name': 'f'}] is not available",
+        ),
         ({"messages": [{"role": "robot", "content": "x"}]}, "needs a role"),
         ({"messages": [{"role": "system", "content": "x"}]}, "the chat template of this model refuses"),
         ({"messages": [{"role": "user", "content": "x" * 600}]}, "the context 512"),
         ({"messages": [{"role": "user", "content": "x"}], "temperature": -1}, "temperature"),
         ({"messages": [{"role": "user", "content": "x"}], "n": 0.5}, "n must be an integer"),
+        ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 5}, "top_logprobs=5 is not available here"),
+        ({"messages": [{"role": "user", "content": "x"}], "min_p": 0.1}, "min_p=0.1 is not available here"),
+        ({"messages": [{"role": "user", "content": "x"}], "stop": 5}, "stop must be a string or a list"),
+        ({"messages": [{"role": "user", "content": "x"}], "stream_options": [1]}, "stream_options must be an object"),
+        ({"messages": [{"role": "user", "content": "x"}], "seed": 2**70}, "does not fit into 64 bits"),
     ],
 )
 def test_chat_refuses_by_name(served: Served, body: dict[str, Any], match: str) -> None:

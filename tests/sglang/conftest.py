@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from orchestrator.inputs import shipped_model
-from tests.sglang.real_server import PYTHON, real_server
+from tests.sglang.real_server import PYTHON, RealServer
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -49,15 +50,29 @@ def moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def dense_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    log = tmp_path_factory.mktemp("dense-server") / "log"
-    with real_server(shipped_model(), log, "--enable-deterministic-inference") as url:
-        yield url
+FLAGS = {"dense_url": "--enable-deterministic-inference", "moe_url": "--enable-return-routed-experts"}
 
 
 @pytest.fixture(scope="session")
-def moe_url(tmp_path_factory: pytest.TempPathFactory, moe_model: Path) -> Iterator[str]:
-    log = tmp_path_factory.mktemp("moe-server") / "log"
-    with real_server(moe_model, log, "--enable-return-routed-experts") as url:
-        yield url
+def servers(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, RealServer]]:
+    """Those that a chosen test needs, starting side by side: most of a start is one process's imports."""
+    wanted = {name for item in request.session.items for name in getattr(item, "fixturenames", ())} & FLAGS.keys()
+    with ExitStack() as running:
+        found = {}
+        for name in sorted(wanted):
+            model = request.getfixturevalue("moe_model") if name == "moe_url" else shipped_model()
+            log = tmp_path_factory.mktemp(name) / "log"
+            found[name] = running.enter_context(RealServer(model, log, FLAGS[name]))
+        yield found
+
+
+@pytest.fixture(scope="session")
+def dense_url(servers: dict[str, RealServer]) -> str:
+    return servers["dense_url"].url()
+
+
+@pytest.fixture(scope="session")
+def moe_url(servers: dict[str, RealServer]) -> str:
+    return servers["moe_url"].url()

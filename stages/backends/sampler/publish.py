@@ -50,11 +50,11 @@ class PublishedWeights:
                 for file in sorted(p for p in folder.iterdir() if p.is_file()):
                     self._fs.put_file(str(file), f"{target}/{file.name}")
                 self._fs.touch(f"{target}/{WHOLE}")
-            self._forget_old(name)
         except OSError as error:
             raise CheckpointError(
                 f"the weights of {folder} cannot be copied to {self._url}: {error}. Make room or mend RSI_SGLANG_WEIGHTS_URL."
             ) from error
+        self._forget_old(name)
         return f"{self._seen_as}/{name}"
 
     def _forget_old(self, newest: str) -> None:
@@ -63,4 +63,8 @@ class PublishedWeights:
         while len(self._own) > KEPT:
             old = f"{self._root.rstrip('/')}/{self._own.pop(0)}"
             log.info("removing the weights that no server needs any more: %s", old)
-            self._fs.rm(old, recursive=True)
+            try:
+                self._fs.rm_file(f"{old}/{WHOLE}")  # first: another cycle must not take half a copy for a whole one
+                self._fs.rm(old, recursive=True)
+            except OSError as error:
+                log.warning("%s stays where it is: %s", old, error)

@@ -40,7 +40,28 @@ USED = (
     "ignore_eos",
     "logit_bias",
 )
-CHAT_REFUSED = ("tools", "functions", "tool_choice", "response_format", "logit_bias", "audio", "modalities")
+# the same for what stands beside the sampling parameters of `/generate`
+NEUTRAL_BESIDE: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("return_sampling_mask", "return_hidden_states", "return_entropy"), (None, False)),
+    **dict.fromkeys(("return_prompt_token_ids", "return_text_in_logprobs"), (None, False)),
+    **dict.fromkeys(("input_embeds", "image_data", "audio_data", "video_data"), (None,)),
+    **dict.fromkeys(("lora_path", "session_params", "custom_logit_processor", "token_ids_logprob"), (None,)),
+    "top_logprobs_num": (None, 0),
+    "logprob_start_len": (None, -1),
+}
+# and of a chat: OpenAI's, and those that SGLang and vLLM add to it
+NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = {
+    **{key: values for key, values in NEUTRAL.items() if key not in ("n", "stop", "no_stop_trim")},
+    **dict.fromkeys(("tools", "functions", "logit_bias", "audio"), (None, [], {})),
+    **dict.fromkeys(("continue_final_message", "ignore_eos"), (None, False)),
+    "stop_token_ids": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "function_call": (None, "none", "auto"),
+    "response_format": (None, {"type": "text"}),
+    "modalities": (None, ["text"]),
+    "top_logprobs": (None, 0),
+    "chat_template_kwargs": (None, {}, {"enable_thinking": False}),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +79,7 @@ class ChatCall:
     seeds: tuple[int, ...]  # one a choice
     temperature: float
     top_p: float
+    top_k: int
     max_tokens: int | None
     stop: tuple[str, ...]
     stream: bool
@@ -71,6 +93,7 @@ class ChatCall:
             max_new_tokens=min(most, room),
             temperature=self.temperature,
             top_p=self.top_p,
+            top_k=self.top_k,
             stop_token_ids=stop_token_ids,
             sampling_seed=seed,
         )
@@ -104,12 +127,7 @@ def parse_generate(
     )
     sampling = _spread(body.get("sampling_params") or {}, count, "sampling_params")
     starts = _spread(body.get("routed_experts_start_len") or 0, count, "routed_experts_start_len")
-    if body.get("return_sampling_mask") or body.get("return_hidden_states") or body.get("top_logprobs_num"):
-        raise SamplerError(
-            "return_sampling_mask, return_hidden_states and top_logprobs_num are not available here; use SGLang"
-        )
-    if body.get("return_logprob") and int(body.get("logprob_start_len") or -1) >= 0:
-        raise SamplerError("log-probs of the prompt (logprob_start_len >= 0) are not available here; use SGLang")
+    _only_neutral(body, NEUTRAL_BESIDE)
     requests = tuple(
         GenerateRequest(
             rid=str(rid),
@@ -134,13 +152,12 @@ def parse_generate(
 def _params(given: Any, stop_token_ids: tuple[int, ...], vocab_size: int) -> SamplingParams:
     if not isinstance(given, Mapping):
         raise SamplerError(f"sampling_params must be an object, got {given!r}")
-    for key, value in given.items():
+    for key in given:
         if key in USED:
             continue
         if key not in NEUTRAL:
             raise SamplerError(f"unknown field `{key}`, expected one of {', '.join(sorted({*USED, *NEUTRAL}))}")
-        if value not in NEUTRAL[key]:
-            raise SamplerError(f"sampling parameter {key}={value!r} is not available here; use SGLang, or leave it out")
+    _only_neutral(given, NEUTRAL)
     _no_bias(given.get("logit_bias") or {}, vocab_size)
     seed = given.get("sampling_seed")
     own = () if given.get("ignore_eos") else stop_token_ids
@@ -154,12 +171,18 @@ def _params(given: Any, stop_token_ids: tuple[int, ...], vocab_size: int) -> Sam
     )
 
 
+def _only_neutral(given: Mapping[str, Any], table: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raises SamplerError for a key of the table that would change something. A list has one value for each prompt."""
+    for key in given.keys() & table.keys():
+        value, neutral = given[key], table[key]
+        if value not in neutral and not (isinstance(value, list) and value and all(v in neutral for v in value)):
+            raise SamplerError(f"{key}={value!r} is not available here; leave it out, or use SGLang")
+
+
 def _no_bias(biases: Any, vocab_size: int) -> None:
     """A bias of 0 changes nothing; like SGLang we refuse one of an id that is not there, which tells a client the vocabulary."""
     if not isinstance(biases, Mapping) or any(bias != 0 for bias in biases.values()):
-        raise SamplerError(
-            f"sampling parameter logit_bias={biases!r} is not available here; use SGLang, or leave it out"
-        )
+        raise SamplerError(f"logit_bias={biases!r} is not available here; leave it out, or use SGLang")
     if wrong := [key for key in biases if not re.fullmatch("[0-9]{1,9}", str(key)) or int(key) >= vocab_size]:
         raise SamplerError(f"logit_bias names {wrong[0]!r}; token ids here are 0 to {vocab_size - 1}")
 
@@ -186,7 +209,7 @@ def _text(value: Any) -> str:
 
 
 def _integer(value: Any, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or int(value) != value:
+    if isinstance(value, bool) or not (isinstance(value, int) or (isinstance(value, float) and value.is_integer())):
         raise SamplerError(f"{name} must be an integer, got {value!r}")
     return int(value)
 
@@ -204,29 +227,29 @@ def parse_chat(body: Any) -> ChatCall:
     """Raises SamplerError for what is missing, mistyped or not available."""
     if not isinstance(body, Mapping) or not isinstance(body.get("messages"), list) or not body["messages"]:
         raise SamplerError("messages must be a non-empty list of {role, content}")
-    for key in CHAT_REFUSED:
-        if body.get(key) not in (None, [], {}, "none", "auto", {"type": "text"}):
-            raise SamplerError(f"{key} is not available here; leave it out")
-    for key in ("frequency_penalty", "presence_penalty"):
-        if body.get(key):
-            raise SamplerError(f"{key} is not available here; leave it out")
-    stop = body.get("stop") or []
+    _only_neutral(body, NEUTRAL_CHAT)
+    stop, options = body.get("stop") or [], body.get("stream_options") or {}
+    if not isinstance(stop, str | list):
+        raise SamplerError(f"stop must be a string or a list of strings, got {stop!r}")
+    if not isinstance(options, Mapping):
+        raise SamplerError(f"stream_options must be an object, got {options!r}")
     count = _integer(body.get("n") or 1, "n")
     if not 1 <= count <= 64:
         raise SamplerError(f"n must be between 1 and 64, got {count}")
     seed = body.get("seed")
     first = secrets.randbits(62) if seed is None else _integer(seed, "seed")
-    most = body.get("max_completion_tokens") or body.get("max_tokens")
-    temperature, top_p = body.get("temperature"), body.get("top_p")
+    most = body.get("max_tokens") if body.get("max_completion_tokens") is None else body["max_completion_tokens"]
+    temperature, top_p, top_k = body.get("temperature"), body.get("top_p"), body.get("top_k")
     return ChatCall(
         messages=tuple(_message(m) for m in body["messages"]),
         seeds=tuple(first + i for i in range(count)),
         temperature=1.0 if temperature is None else _real(temperature, "temperature"),
         top_p=1.0 if top_p is None else _real(top_p, "top_p"),
+        top_k=-1 if top_k is None else _integer(top_k, "top_k"),
         max_tokens=None if most is None else _integer(most, "max_tokens"),
         stop=tuple(_text(s) for s in ([stop] if isinstance(stop, str) else stop)),
         stream=bool(body.get("stream")),
-        include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
+        include_usage=bool(options.get("include_usage")),
         logprobs=bool(body.get("logprobs")),
     )
 

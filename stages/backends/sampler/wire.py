@@ -82,6 +82,8 @@ def _check_request(request: GenerateRequest, vocab_size: int, context_len: int) 
             f"{who}: max_new_tokens={p.max_new_tokens}, temperature={p.temperature}, top_p={p.top_p}, top_k={p.top_k};"
             " needed: max_new_tokens >= 0, temperature >= 0, 0 < top_p <= 1, top_k = -1 or >= 1"
         )
+    if not -(2**63) <= p.sampling_seed < 2**63:
+        raise SamplerError(f"{who}: sampling_seed={p.sampling_seed} does not fit into 64 bits")
     if len(ids) + p.max_new_tokens > context_len:
         raise SamplerError(
             f"{who}: {len(ids)} prompt tokens + {p.max_new_tokens} new tokens exceed the context of {context_len};"

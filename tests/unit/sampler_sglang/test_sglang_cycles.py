@@ -154,6 +154,22 @@ def test_copies_are_whole_versioned_and_few(tmp_path: Path) -> None:
         PublishedWeights("nowhere://x", "/y")
 
 
+def test_a_copy_that_cannot_be_removed_costs_nothing_and_counts_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = PublishedWeights(str(tmp_path / "shared"))
+    folders = [checkpoint(tmp_path / str(n), n) for n in range(KEPT + 1)]
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(type(publish._fs), "rm", refuse)
+    first, *_, last = [publish(f) for f in folders]
+    assert (Path(last) / "published").exists()
+    assert (Path(first) / "model.safetensors").exists()
+    assert not (Path(first) / "published").exists()
+
+
 def test_another_architecture_is_neither_copied_nor_served(dense: Path, tmp_path: Path) -> None:
     publish = PublishedWeights(str(tmp_path / "shared"))
     wrong = checkpoint(tmp_path / "wrong", 1, num_hidden_layers=2)
