@@ -21,7 +21,7 @@ from orchestrator.task_runs import AT_ONCE, Attempt, StepOutcome, broken, starte
 from stages.domain import CheckResult, CheckStatus, EndReason, Task, Verdict
 from stages.errors import SamplerError, SandboxError, TaskError
 from stages.tasks.digests import digest_files, read_folder
-from stages.tasks.schema import parse_task_toml
+from stages.tasks.schema import Healthcheck, parse_task_toml
 from stages.tasks.steps import StepTask, step_tasks
 
 CHUNK = 24_000  # bytes per command that writes a file into the work directory
@@ -98,6 +98,8 @@ async def _attempt(plan: SteppedTask, agent: Agent, sandboxes: LoggedBackend, nu
 async def _step(step: StepTask, agent: Agent, sandbox: LoggedSandbox, *, first: bool) -> StepOutcome:
     began = time.monotonic()
     if problem := await _prepare(step, sandbox, first=first):
+        if first:
+            raise SandboxError(f"{problem} (no agent has acted: the task itself is at fault)")
         return StepOutcome(
             name=step.name,
             verdict=Verdict.FAILED,
@@ -138,7 +140,7 @@ async def _act(agent: Agent, sandbox: LoggedSandbox, task: Task, *, first: bool)
 
 
 async def _prepare(step: StepTask, sandbox: LoggedSandbox, *, first: bool) -> str:
-    """The step's files into the work directory, then its `setup.sh`. Answers what went wrong in the sandbox.
+    """The step's files into the work directory, then its `setup.sh` and its healthcheck. Answers what went wrong there.
 
     Written by the agent's own shell, in the jail: no link that it laid can lead the writing anywhere else.
     """
@@ -158,7 +160,23 @@ async def _prepare(step: StepTask, sandbox: LoggedSandbox, *, first: bool) -> st
         result = await sandbox.run(f"(cd {shlex.quote(workdir)} && bash setup.sh)", timeout_s=SETUP_S)
         if result.exit_code != 0:
             return f"setup.sh of step {step.name} ended with {result.exit_code}: {_tail(result.output)}"
-    return ""
+    return await _unhealthy(step.healthcheck, step, sandbox) if step.healthcheck else ""
+
+
+async def _unhealthy(check: Healthcheck, step: StepTask, sandbox: LoggedSandbox) -> str:
+    """Tries the command as Docker does: failures in the start period do not count, then so many in a row. Empty: it succeeded."""
+    command = f"(cd {shlex.quote(step.task.workdir)} && bash -c {shlex.quote(check.command)})"
+    began, failures = time.monotonic(), 0
+    while True:
+        result = await sandbox.run(command, timeout_s=check.timeout_sec)
+        if result.exit_code == 0:
+            return ""
+        starting = time.monotonic() - began < check.start_period_sec
+        failures += not starting
+        if failures >= check.retries:
+            said = "did not end in time" if result.timed_out else f"ended with {result.exit_code}"
+            return f"the healthcheck of step {step.name} {said}, {failures} times in a row: {_tail(result.output)}"
+        await asyncio.sleep(check.start_interval_sec if starting else check.interval_sec)
 
 
 def _tail(output: bytes) -> str:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from stages.errors import TaskError
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Pause = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(gt=0)]
 NetworkMode = Literal["public", "no-network", "allowlist"]
 
@@ -67,12 +68,14 @@ class Agent(Phase):
 
 
 class Healthcheck(_Table):
+    """As Docker's HEALTHCHECK."""
+
     command: str
-    interval_sec: float = 5.0
-    timeout_sec: float = 30.0
-    start_period_sec: float = 0.0
-    start_interval_sec: float = 5.0
-    retries: int = 3
+    interval_sec: Pause = 5.0
+    timeout_sec: Positive = 30.0
+    start_period_sec: Pause = 0.0  # in which a failure does not count
+    start_interval_sec: Pause = 5.0  # between two tries in that time
+    retries: Count = 3  # failures in a row
 
 
 class Environment(_Table):

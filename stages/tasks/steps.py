@@ -12,8 +12,8 @@ from pathlib import Path
 from stages.domain import Task
 from stages.errors import TaskError
 from stages.tasks.harbor import build_task
+from stages.tasks.schema import Healthcheck, TaskToml, Verifier, key_line
 from stages.tasks.schema import Step as StepToml
-from stages.tasks.schema import TaskToml, Verifier, key_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,7 @@ class StepTask:
     task: Task  # its files are those of the image and of every step so far
     staged: Mapping[str, bytes]  # put into the work directory before the step
     min_reward: Mapping[str, float]  # reward name → what it must reach for the next step to run; empty: no condition
+    healthcheck: Healthcheck | None  # what must succeed before the step's agent begins
 
 
 def step_tasks(
@@ -77,10 +78,6 @@ def step_tasks(
     out: list[StepTask] = []
     files: dict[str, bytes] = {}
     for number, (step, row) in enumerate(zip(read_steps(folder, content, config), config.steps or (), strict=True)):
-        if row.healthcheck is not None:
-            raise TaskError(
-                f"{folder / 'task.toml'}: step {step.name!r} has a healthcheck, which is not run here: put it into setup.sh"
-            )
         root = place / str(number)
         own = {
             **{name: data for name, data in content.items() if name == "task.toml" or name.startswith("environment/")},
@@ -102,6 +99,7 @@ def step_tasks(
                 task=replace(task, id=f"{folder.name}/{step.name}", root=root, files=files, checks=tuple(checks)),
                 staged=step.workdir,
                 min_reward={k: v for k, v in condition.items() if v is not None},
+                healthcheck=row.healthcheck,
             )
         )
     return tuple(out)

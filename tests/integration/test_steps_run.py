@@ -212,6 +212,31 @@ def test_a_step_that_cannot_be_prepared_is_the_agents_failure(once: Callable[...
     assert "setup.sh of step two ended with 3: no" in done.error
 
 
+def test_a_healthcheck_is_tried_before_the_agent_begins(once: Callable[..., Attempt], tmp_path: Path) -> None:
+    def check(wanted: int, *more: str) -> str:
+        table = ("[steps.healthcheck]", f"command = 'echo x >> tries; [ $(wc -l < tries) = {wanted} ]'", *more)
+        return "\n".join((*table, "interval_sec = 0.01\n"))
+
+    def task(name: str, one: str, two: str) -> Path:
+        first, _, second = FILES["task.toml"].partition("[[steps]]\nname = 'two'")
+        return write(tmp_path / name, **{"task.toml": f"{first}{one}[[steps]]\nname = 'two'{second}{two}"})
+
+    says = {"one": ["cat tries", "rm tries; echo one > first.txt"], "two": ["cat tries", "echo two > second.txt"]}
+    typist = Typist(says)
+    done = once(typist, task("healthy", check(3), check(2, "retries = 2")))
+    assert (done.verdict, done.error) == (Verdict.PASSED, "")
+    assert [said for _, said in typist.seen] == ["x\nx\nx", "", "x\nx", ""]
+    # what fails before any agent has acted is no verdict on one; later it is what the agent has left
+    late = once(Oracle(), task("late", "", check(0)))
+    assert (late.verdict, late.steps[1].verdict) == (Verdict.FAILED, Verdict.FAILED)
+    assert "healthcheck of step two ended with 1, 3 times in a row" in late.error
+    never = once(Oracle(), task("never", check(0), ""))
+    assert (never.verdict, never.rewards) == (Verdict.INFRA_ERROR, {})
+    assert "healthcheck of step one" in never.error
+    slow = "[steps.healthcheck]\ncommand = 'sleep 60'\ntimeout_sec = 0.1\nretries = 1\n"
+    assert "did not end in time" in once(Oracle(), task("slow", "", slow)).error
+
+
 def test_a_broken_verifier_masks_the_attempt(once: Callable[..., Attempt], tmp_path: Path) -> None:
     folder = write(tmp_path / "t", **{"tests__test.sh": "exit 127\n"})
     done = once(Oracle(), folder)
@@ -224,10 +249,10 @@ def test_what_cannot_be_run_is_named(tmp_path: Path) -> None:
     (single / "task.toml").write_text("[agent]\n")
     with loaded_steps(single) as plan:
         assert plan is None
-    unhealthy = FILES["task.toml"] + "[steps.healthcheck]\ncommand = 'true'\n"
+    endless = FILES["task.toml"] + "[steps.healthcheck]\ncommand = 'true'\ninterval_sec = inf\n"
     with (
-        pytest.raises(TaskError, match="step 'two' has a healthcheck"),
-        loaded_steps(write(tmp_path / "h", **{"task.toml": unhealthy})),
+        pytest.raises(TaskError, match=r"task\.toml:\d+: .*interval_sec"),
+        loaded_steps(write(tmp_path / "h", **{"task.toml": endless})),
     ):
         raise AssertionError
     with (
