@@ -14,6 +14,7 @@ from sqlalchemy import make_url
 
 from orchestrator.embedded import postgres
 from orchestrator.store import Store
+from tests.compose_file import compose
 from tests.console_cycle import seed_cycle
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "infra/postgres"
@@ -29,6 +30,13 @@ def _run(script: str, *arguments: str | Path, url: str, **more: str) -> subproce
     return subprocess.run(
         ["sh", SCRIPTS / script, *arguments], env=environment, capture_output=True, text=True, check=False
     )
+
+
+def _healthy(folder: Path) -> bool:
+    """Compose's word about its service `backup`, for another folder."""
+    kind, command = compose()["services"]["backup"]["healthcheck"]["test"]
+    assert kind == "CMD-SHELL"
+    return subprocess.run(["sh", "-c", command.replace("/backup", str(folder))], check=False).returncode == 0
 
 
 def _rows(url: str) -> dict[str, int]:
@@ -54,8 +62,10 @@ def test_a_dump_restores_every_row_and_the_rules(
     old = tmp_path / f"{name}-20000101T000000Z.dump"
     old.touch()
     os.utime(old, (0, 0))
+    assert not _healthy(tmp_path)
     done = _run("backup.sh", tmp_path, name, url=database_url)
     assert done.returncode == 0, done.stderr
+    assert _healthy(tmp_path)
     dumps = list(tmp_path.glob("*.dump"))
     assert [str(dump) for dump in dumps] == done.stdout.split()  # the one of the year 2000 is gone
 

@@ -97,7 +97,7 @@ def test_no_service_of_compose_may_more_than_it_needs() -> None:
         assert not lifted or name in {"worker-cpu", "worker-gpu"}, name  # these make sandboxes
         assert not {"privileged", "ipc", "pid", "network_mode", "devices", "cap_add"} & set(service), name
         assert not [v for v in service["volumes"] if v.startswith(("/", "~"))] if "volumes" in service else True, name
-        assert "healthcheck" in service or name in {"console", "backup"}, name  # the image has one; it only sleeps
+        assert "healthcheck" in service or name == "console", name  # its image has one
 
 
 def test_settings_that_compose_passes_on_stand_in_the_kubernetes_settings_too() -> None:
