@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,7 +18,7 @@ import psutil
 import pytest
 
 from stages.backends.learner.build import build_learner, check_model
-from stages.backends.learner.megatron.group import Limits
+from stages.backends.learner.megatron.group import PREFIX, Limits, own_folder
 from stages.backends.learner.megatron.layout import Layout
 from stages.backends.learner.megatron.remote import RemoteLearner
 from stages.backends.learner.torch_learner import TorchLearner
@@ -44,7 +45,16 @@ def remote(**more: object) -> RemoteLearner:
 
 
 @pytest.fixture
-def learner() -> Iterator[RemoteLearner]:
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where learners put their folders: short, for the path of a socket, and gone after the test."""
+    with tempfile.TemporaryDirectory(prefix="rsi-") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+@pytest.fixture
+def learner(place: Path) -> Iterator[RemoteLearner]:
     one = remote()
     yield one
     one.close()
@@ -136,7 +146,7 @@ sys.stdin.read()
 
 @megatron
 @pytest.mark.full
-def test_ranks_end_when_their_owner_is_killed(tiny_dir: Path):
+def test_ranks_end_when_their_owner_is_killed(tiny_dir: Path, place: Path):
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tiny_dir)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -148,9 +158,35 @@ def test_ranks_end_when_their_owner_is_killed(tiny_dir: Path):
         owner.kill()
         owner.wait()
         wait_until(lambda: not living(group))
+        assert len(list(place.iterdir())) == 1
+        own_folder()
+        assert len(list(place.iterdir())) == 1  # the new one
     finally:
         owner.kill()
         owner.wait()
+
+
+def test_a_start_sweeps_the_folders_of_killed_owners_only(place: Path):
+    code = "from stages.backends.learner.megatron.group import *; f, _ = own_folder(); (f / SETTINGS).touch(); print(f, flush=True); time.sleep(99)"
+    owners = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        killed, living_one = (Path(o.stdout.readline().strip()) for o in owners if o.stdout is not None)
+        owners[0].kill()
+        owners[0].wait()
+        failed, old = place / f"{PREFIX}failed", place / f"{PREFIX}old"  # no settings: kept for a look, for a day
+        failed.mkdir()
+        old.mkdir()
+        os.utime(old, (0, 0))
+        (place / f"{PREFIX}link").symlink_to(place / "elsewhere")
+        mine, lock = own_folder()
+        assert set(place.iterdir()) == {living_one, failed, mine, place / f"{PREFIX}link"}
+        assert killed.parent == place
+        assert lock is not None
+        os.close(lock)
+    finally:
+        for owner in owners:
+            owner.kill()
+            owner.wait()
 
 
 @megatron

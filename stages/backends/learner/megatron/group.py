@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import select
@@ -26,6 +27,8 @@ SERVE = "stages.backends.learner.megatron.serve"
 LOOK_S = 1.0
 GRACE_S = 10.0  # for torchrun to end the others when one rank has died
 TAIL = 3000  # characters of the ranks' output that an error quotes
+PREFIX, SETTINGS = "rsi-learner-", "group.json"
+KEEP_S = 86_400.0  # for a look at what a group that failed has said
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,38 @@ class Limits:
     collective: float = 3 * 3600.0
 
 
+def own_folder() -> tuple[Path, int | None]:
+    """A new folder and the descriptor that locks it for as long as this process lives. Sweeps what killed owners left."""
+    for old in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # somebody else's, or its owner lives, or another start sweeps it
+            _sweep(old)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))  # 0700; short, for the socket's path
+    return folder, _lock(folder)
+
+
+def _sweep(folder: Path) -> None:
+    status = folder.lstat()
+    unlocked_yet = not (folder / SETTINGS).exists()  # just made, or kept for a look
+    if status.st_uid != os.getuid() or (unlocked_yet and time.time() - status.st_mtime < KEEP_S):
+        return
+    lock = _lock(folder)
+    try:
+        shutil.rmtree(folder)
+    finally:
+        os.close(lock)
+
+
+def _lock(folder: Path) -> int:
+    """Raises BlockingIOError while a living process holds it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 class Group:
     """Running from construction to `close`. Not for use by several threads at once."""
 
@@ -46,7 +81,7 @@ class Group:
     ) -> None:
         """Raises LearnerError, with nothing left running, when the ranks do not come up."""
         self.limits = limits
-        self._folder = Path(tempfile.mkdtemp(prefix="rsi-learner-"))  # 0700; short, for the socket's path
+        self._folder, self._lock = own_folder()
         self._log = self._folder / "ranks.log"
         self._lives: dict[int, socket.socket] = {}
         self._ranks: list[psutil.Process] = []  # as they said: an orphan is no descendant of torchrun any more
@@ -63,7 +98,7 @@ class Group:
                 "num_threads": num_threads,
                 "collective_timeout_s": limits.collective,
             }
-            (self._folder / "group.json").write_text(json.dumps(settings))
+            (self._folder / SETTINGS).write_text(json.dumps(settings))
             self._launch(layout.processes, device, num_threads)
             self._meet(layout.processes)
             wire.decode_answer(self._await(limits.start, "start"))
@@ -88,14 +123,16 @@ class Group:
     def close(self) -> None:
         """Ends every process of the group. Idempotent."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        if self._commands is not None and process.poll() is None:
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                wire.put(self._commands, wire.encode("close", {}))
-                process.wait(timeout=GRACE_S)
-        self._end(process)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if process is not None:
+            if self._commands is not None and process.poll() is None:
+                with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                    wire.put(self._commands, wire.encode("close", {}))
+                    process.wait(timeout=GRACE_S)
+            self._end(process)
+        self._listener.close()
+        if self._lock is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._let_go()
 
     # ------------------------------------------------------------------ inner parts
 
@@ -109,7 +146,7 @@ class Group:
             environment.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron's order of kernels under TP and CP
         local = ["--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
         command = [sys.executable, "-m", "torch.distributed.run", *local, "--max-restarts=0"]
-        command += [f"--nproc-per-node={processes}", "-m", SERVE, str(self._folder / "group.json")]
+        command += [f"--nproc-per-node={processes}", "-m", SERVE, str(self._folder / SETTINGS)]
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -181,11 +218,18 @@ class Group:
             if self._process is not None:
                 self._process.wait(timeout=GRACE_S)
 
+    def _let_go(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
+
     def _failed(self, what: str) -> LearnerError:
         """Ends everything and says what happened; the ranks' output stays for a look."""
         process, self._process = self._process, None
         if process is not None:
             self._end(process)
+        (self._folder / SETTINGS).unlink(missing_ok=True)
+        self._let_go()
         tail = self._log.read_text(errors="replace")[-TAIL:].strip()
         return LearnerError(
             f"the learner's process group was ended: {what}. The last checkpoint stands; resume from it. "
