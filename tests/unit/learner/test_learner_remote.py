@@ -158,9 +158,9 @@ def test_ranks_end_when_their_owner_is_killed(tiny_dir: Path, place: Path):
         owner.kill()
         owner.wait()
         wait_until(lambda: not living(group))
-        assert len(list(place.iterdir())) == 1
-        own_folder()
-        assert len(list(place.iterdir())) == 1  # the new one
+        left = set(place.glob(f"{PREFIX}*"))
+        new, _ = own_folder()
+        assert (len(left), set(place.glob(f"{PREFIX}*"))) == (1, {new})
     finally:
         owner.kill()
         owner.wait()
