@@ -11,26 +11,20 @@ import pytest
 
 from orchestrator import models as m
 from orchestrator import workers
-from orchestrator.embedded import postgres
 from orchestrator.inputs import shipped_model
 from orchestrator.launch import create_cycle
 from orchestrator.recipes import load_recipe, recipe_names
 from orchestrator.store import Store
 from stages.errors import ServiceError
 from tests import factories
-from tests.conftest import TEMPLATE
 from tests.console_people import SignedIn, app_for, client_as
 from webui.forms.fields import kind_of, read, written
 from webui.forms.launch import fill, groups, start
 
 
 @pytest.fixture(scope="module")
-def store(postgres_server: postgres.PostgresInfo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    url = postgres.ensure_database(postgres_server, "console_launch", template=TEMPLATE)
-    opened = Store.open(url, tmp_path_factory.mktemp("launch") / "artifacts")
-    yield opened
-    opened.close()
-    postgres.drop_database(postgres_server, "console_launch")
+def store(module_store: Store) -> Store:
+    return module_store
 
 
 @pytest.fixture(scope="module")
@@ -45,19 +39,6 @@ def nothing_new(store: Store, submitted: list[int]) -> Iterator[None]:
     before = cycles(store)
     yield
     assert (cycles(store), submitted) == (before, [])
-
-
-@pytest.fixture
-def submitted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Cycles that Prefect was asked to run."""
-    asked: list[int] = []
-
-    def submit(cycle_id: int, **_: object) -> str:
-        asked.append(cycle_id)
-        return f"flow-{cycle_id}"
-
-    monkeypatch.setattr(workers, "submit_cycle", submit)
-    return asked
 
 
 def sent(page: str) -> dict[str, str]:
@@ -179,6 +160,8 @@ def test_every_wrong_field_has_its_error_and_nothing_is_created(lead: SignedIn) 
         ({"set": 'rsr.0.review.model = "/etc"'}, "set", "outside"),
         ({"set": 'model = "/etc"'}, "base", "outside"),
         ({"base": "999999"}, "base", "999999"),
+        ({"sampler.backend": "sglang"}, "sampler.backend", "RSI_SGLANG_URLS is ''"),
+        ({"sampler.backend": "vllm"}, "sampler.backend", "'embedded' or 'sglang'"),
         ({"pool": "/no/such/pool"}, "pool", "name your own validation_suite"),
         ({"pool": "/no/pool", "validation_suite": "/no/suite"}, "pool", "/no/pool"),
         ({"set": "rpr.7.joint_steps = 1"}, "set", "not an index"),
@@ -262,6 +245,29 @@ def factories_checkpoint(store: Store, cycle_id: int, model: Path) -> m.Checkpoi
     (folder / "actor").symlink_to(model)
     row = m.Checkpoint(cycle_id=cycle_id, name="RPR-1", path=str(folder), actor_digest="a" * 64, retained=True)
     return store.checkpoints.save(row)
+
+
+def test_sampling_on_servers_is_a_field_that_counts_once_they_are_named(store: Store, submitted: list[int]) -> None:
+    def form_of(servers: str, path: str = "") -> tuple[SignedIn, dict[str, str]]:
+        app = app_for(store, sglang_urls=servers, sglang_weights_path=path)
+        with client_as(app, m.Role.LEAD, login="ada") as client:
+            page = client.get("/cycles/new?recipe=smoke").text
+            assert "the servers of RSI_SGLANG_URLS" in page
+            return client, sent(page)
+
+    client, form = form_of("http://gpu-1:30000, http://gpu-2:30000")
+    assert form["sampler.backend"] == "embedded"
+    answer = client.post("/cycles/new", data=form | {"sampler.backend": "sglang"}, follow_redirects=False)
+    assert answer.status_code == 303
+    row = store.cycles.get(cycles(store)[0])
+    assert submitted == [row.id]
+    assert row.config["sampler"]["backend"] == "sglang"
+    assert "SGLang servers" in row.digest_claim_void
+    client, form = form_of("http://gpu-1:30000", path="/mnt/weights")
+    answer = client.post("/cycles/new", data=form | {"sampler.backend": "sglang"})
+    assert answer.status_code == 422
+    assert "RSI_SGLANG_WEIGHTS_URL is empty" in markup.unescape(answer.text)
+    assert cycles(store)[0] == row.id
 
 
 def test_a_cycle_that_no_server_takes_is_shown_as_what_it_is(

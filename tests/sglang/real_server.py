@@ -43,7 +43,7 @@ class RealServer:
         with suppress(ProcessLookupError):  # it may have ended by itself
             os.killpg(self._process.pid, signal.SIGTERM)
         try:
-            self._process.wait(15)
+            self._process.wait(5)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
