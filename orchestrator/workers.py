@@ -127,10 +127,10 @@ def flow_runs(ids: Sequence[str], *, settings: Settings | None = None) -> dict[s
     Raises:
         ServiceError: no Prefect server answers.
     """
-    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
-
     found = {flow_run_id: FlowRun(id=flow_run_id, state=FlowState.MISSING) for flow_run_id in ids}
     with _client(settings) as client:
+        from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+
         for start in range(0, len(ids), 200):
             wanted = FlowRunFilterId(any_=[UUID(i) for i in ids[start : start + 200]])
             for run in client.read_flow_runs(flow_run_filter=FlowRunFilter(id=wanted)):
@@ -149,9 +149,9 @@ def cancel_flow_run(flow_run_id: str, *, wait_s: float = 0.0, settings: Settings
     A run that no worker has taken yet is cancelled at once. If no worker lives, the run stays `cancelling` and the
     reconciler settles it.
     """
-    from prefect.states import Cancelled, Cancelling
-
     with _client(settings) as client:
+        from prefect.states import Cancelled, Cancelling
+
         now = _state_of(client, flow_run_id)
         if now.state.ended:
             return now
@@ -167,9 +167,9 @@ def cancel_flow_run(flow_run_id: str, *, wait_s: float = 0.0, settings: Settings
 
 def mark_crashed(flow_run_id: str, message: str, *, settings: Settings | None = None) -> None:
     """Tell Prefect that a flow run's process is gone; Prefect itself would never find out."""
-    from prefect.states import Crashed
-
     with _client(settings) as client:
+        from prefect.states import Crashed
+
         client.set_flow_run_state(UUID(flow_run_id), Crashed(message=message), force=True)
 
 
@@ -214,8 +214,7 @@ def run_worker(
 @contextmanager
 def _client(settings: Settings | None) -> "Iterator[SyncPrefectClient]":
     settings = control.running_settings(settings or get_settings())
-    for name, value in prefect_server.client_environment(settings).items():
-        os.environ.setdefault(name, value)  # Prefect reads its home and profile from here when it is imported
+    prefect_server.load_prefect(settings)
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.exceptions import ObjectNotFound, PrefectException
 

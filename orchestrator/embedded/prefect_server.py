@@ -5,6 +5,7 @@ One server replica on loopback, with a database of its own on the same Postgres,
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -80,19 +81,37 @@ def auth_string(settings: Settings) -> str:
 
 def client_environment(settings: Settings) -> dict[str, str]:
     """Variables for every process that talks to the server (worker, flow process, console)."""
-    layout = Layout(settings.home)
-    prefect = PrefectSettings()
     variables = {
-        "PREFECT_HOME": str(layout.prefect_home),
-        "PREFECT_PROFILES_PATH": str(layout.prefect_home / "profiles.toml"),  # never a person's own profile
+        **_home_environment(settings),
         "PREFECT_API_URL": api_url(settings),
-        "PREFECT_WORKER_QUERY_SECONDS": f"{prefect.worker_query_seconds:g}",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "DO_NOT_TRACK": "1",
+        "PREFECT_WORKER_QUERY_SECONDS": f"{PrefectSettings().worker_query_seconds:g}",
     }
     if auth := auth_string(settings):
         variables["PREFECT_API_AUTH_STRING"] = auth
     return variables
+
+
+def _home_environment(settings: Settings) -> dict[str, str]:
+    home = Layout(settings.home).prefect_home
+    return {
+        "PREFECT_HOME": str(home),
+        "PREFECT_PROFILES_PATH": str(home / "profiles.toml"),  # never a person's own profile
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+    }
+
+
+def load_prefect(settings: Settings) -> None:
+    """Import Prefect, which reads its home and profile from the environment then, and only then; leave no trace there."""
+    if "prefect" in sys.modules:
+        return
+    added = {name: value for name, value in _home_environment(settings).items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        import prefect.client.orchestration  # noqa: F401
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 def server_environment(settings: Settings, database_url: str) -> dict[str, str]:
@@ -199,6 +218,7 @@ def register(settings: Settings, deployments: tuple[Deployment, ...] = DEPLOYMEN
         ConfigError: what should be a job template is none.
         ServiceError: the server refuses, or has a pool of another type.
     """
+    load_prefect(settings)
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.exceptions import PrefectException
 

@@ -19,6 +19,7 @@ import pytest
 from orchestrator import models as m
 from orchestrator import workers
 from orchestrator.embedded import control, database, prefect_server, processes
+from orchestrator.embedded.layout import Layout
 from orchestrator.embedded.prefect_server import GPU_CYCLE
 from orchestrator.embedded.state import Phase, ServiceState
 from orchestrator.reconcile import reconcile, running_flows
@@ -240,13 +241,13 @@ def test_the_kubernetes_pool_registers_and_its_pod_command_runs_the_flow(
     container = asyncio.run(_container_of(flow_run_id, installation))
     variables = {entry["name"]: entry["value"] for entry in container["env"]}
     server = prefect_server.client_environment(installation)
-    subprocess.run(
+    done = subprocess.run(
         [sys.executable, *container["args"][1:]],
         cwd=ROOT,
-        check=True,
         timeout=120,
-        env=environment(installation, server | variables | {"PYTHONPATH": str(ROOT)}),
+        env=environment(installation, variables | server | {"PYTHONPATH": str(ROOT)}),  # the dispatcher's own server
     )
+    assert done.returncode == 0, Layout(installation.home).flow_log(flow_run_id).read_text()
     assert workers.flow_run(flow_run_id, settings=installation).state is FlowState.COMPLETED
 
     monkeypatch.setattr(prefect_server, "POOLS", ("cpu",))  # a process pool, which has to stay one
