@@ -22,10 +22,6 @@ def percent(value: float | None, digits: int = 1) -> str:
     return MISSING if value is None or math.isnan(value) else minus(f"{100 * value:.{digits}f} %")
 
 
-def share(k: int | None, n: int | None) -> float | None:
-    return None if k is None or not n else k / n
-
-
 def points(value: float | None) -> str:
     """A difference of shares as "+2.4 pp"."""
     return MISSING if value is None or math.isnan(value) else minus(f"{100 * value:+.1f} pp")

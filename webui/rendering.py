@@ -63,21 +63,21 @@ FILTERS = (
     formats.setting,
     formats.visible,
 )
-# The words of states with the sign that stands before them: never colour alone.
+# The words of states with the sign that stands before them: never colour alone. Signs that text fonts have: no emoji.
 STATE_ICONS = {
     "pending": "○",
     "queued": "○",
     "running": "▶",
     "resuming": "▷",
-    "pausing": "⏸",
-    "paused": "⏸",
-    "suspended": "✋",
+    "pausing": "‖",
+    "paused": "‖",
+    "suspended": "◐",
     "cancelling": "✕",
     "cancelled": "✕",
     "failed": "⚠",
     "done": "✓",
     "planned": "○",
-    "stopped": "⏸",
+    "stopped": "‖",
     "skipped": "–",
     "passed": "✓",
     "not_run": "–",

@@ -132,7 +132,7 @@ def get_audit_job(request: Request, number: RowId) -> Any:
 
 
 @router.post("/audits/jobs/{number:int}/again", response_model=Job)
-def again(request: Request, number: RowId, viewer: Annotated[Viewer, Depends(needs(Action.AUDIT))]) -> Any:
+def restart_audit_job(request: Request, number: RowId, viewer: Annotated[Viewer, Depends(needs(Action.AUDIT))]) -> Any:
     """A failed job waits once more; another one stays as it is."""
     return start_again(request, viewer, number)
 

@@ -31,12 +31,13 @@ class Chart:
     title: str
     curves: Sequence[Curve]
     zero: bool = False  # a line at 0
+    share: bool = False  # of 1: the axis shows all of 0 to 100 %
 
 
 CHARTS: Mapping[str, Chart] = {
     "ev": Chart(title="Explained variance", curves=(Curve(metric="critic/vf_explained_var", label="EV", colour=CRITIC, dash="dash"),), zero=True),
     "reward": Chart(title="Reward", curves=(Curve(metric="rollout/reward_mean", label="mean reward"),)),
-    "success": Chart(title="Strict success", curves=(Curve(metric="rollout/success", label="success"),)),
+    "success": Chart(title="Strict success", curves=(Curve(metric="rollout/success", label="success"),), share=True),
     "ratio": Chart(
         title="Importance ratio",
         curves=(
@@ -211,6 +212,7 @@ def _layout(chart: Chart, steps: Sequence[Step], kept: int, legend: bool, *, log
             "rangemode": "normal",
             "nticks": 6,
             "exponentformat": "e",
+            **({"range": [-0.03, 1.03], "tickformat": ".0%"} if chart.share and not log else {}),
         },
         "shapes": shapes,
     }

@@ -5,6 +5,12 @@
   const plotlyUrl = document.currentScript.dataset.plotly;
   const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
 
+  // ---------------------------------------------------------------- a narrow screen's rail and tabs show where one is
+  for (const here of $$(".rail nav [aria-current], .tabs [aria-current]")) {
+    const nav = here.closest("nav");
+    nav.scrollLeft = here.offsetLeft - nav.offsetLeft - (nav.clientWidth - here.offsetWidth) / 2;
+  }
+
   // ---------------------------------------------------------------- charts: fetch JSON, Plotly.react, keep the zoom
   let plotly = null;
   const loadPlotly = () =>
