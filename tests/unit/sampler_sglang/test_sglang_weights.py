@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,34 @@ def test_what_a_pause_held_back_is_sampled_anew_too(dense: Path) -> None:
         answer = use([replay], dense, job)
         assert len(replay.sent("/generate")) == 2
     assert (answer.finish_reason, answer.weight_version) == ("length", "7")
+
+
+def test_a_request_that_is_lost_in_a_pause_does_not_cost_the_server(dense: Path) -> None:
+    """A paused server cannot say that it is healthy; it is asked once it goes on."""
+
+    async def job(s: SGLangSampler) -> GenerateAnswer:
+        wave = asyncio.create_task(s.generate([request(new=3)]))
+        await until(lambda: len(replay.sent("/generate")) == 1)
+        await s.update_weights_from_disk(dense, "7")
+        return (await wave)[0]
+
+    release = threading.Event()
+
+    def drop(_: Any) -> None:
+        release.wait(30)
+
+    def pause(_: Any) -> Any:
+        release.set()
+        time.sleep(0.2)  # for a client that asks too early
+        return recording("dense2/pause_abort")
+
+    def health(_: Any) -> Any:
+        return recording("dense/health") if replay.sent("/continue_generation") else {"status": 503, "body": None}
+
+    with server() as replay:
+        replay.on("/update_weights_from_disk", _after_update(replay, "7")).on("/pause_generation", pause)
+        replay.on("/generate", drop, echo("dense2/gen_after_upd")).on("/health", health)
+        assert use([replay], dense, job).weight_version == "7"
 
 
 def test_a_server_that_hangs_in_its_pause_is_removed_after_one_time_limit(dense: Path) -> None:
