@@ -76,7 +76,7 @@ def test_fork_bomb_is_held_and_ended_from_outside(machine: Machine, box: Box, tm
     box.run("f() { f | f & }; f; sleep 60", timeout_s=1.0)
     with machine.box(make_task(tmp_path)) as other:
         assert other.say("echo fine") == "fine"
-    assert box.say("echo still here", timeout_s=20).endswith("still here")
+    assert "still here" in box.say("echo still here", timeout_s=20)  # among what the last of the bomb complained about
     assert time.monotonic() - began < 40
 
 

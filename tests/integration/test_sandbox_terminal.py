@@ -86,8 +86,9 @@ def test_odd_and_long_keystrokes(machine: Machine, tmp_path: Path) -> None:
         await terminal.send(" > semi.txt\n", duration_s=0.4)
         assert (await sandbox.run("cat semi.txt")).output == b";a;"
         line = "y" * 3000
-        await terminal.send("cat > long.txt <<'X'\n" + f"{line}\n" * 8 + "X\n", duration_s=2.5)
-        assert (await sandbox.run("wc -c < long.txt")).output.strip() == b"24008"
+        await terminal.send("cat > long.txt <<'X'\n" + f"{line}\n" * 8 + "X\n", duration_s=0.0)
+        until = "for i in {1..500}; do [ $(wc -c < long.txt) = 24008 ] && break; sleep 0.02; done 2>/dev/null"
+        assert (await sandbox.run(f"{until}; wc -c < long.txt")).output.strip() == b"24008"
         await sandbox.close()
 
     machine.wait(use())

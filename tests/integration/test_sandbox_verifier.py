@@ -146,7 +146,7 @@ UNUSABLE = {  # what the verifier does -> what is said of it
 @pytest.mark.parametrize("test_sh", UNUSABLE)
 def test_results_that_mean_nothing_give_no_verdict(machine: Machine, tmp_path: Path, test_sh: str) -> None:
     """Nor on a pristine image: the verifier itself is at fault, is named, and the attempt is masked, never scored."""
-    limit = 0.7 if "sleep" in test_sh else 30.0
+    limit = 0.2 if "sleep" in test_sh else 30.0  # a pristine image gets three times as much, twice
     with machine.box(make_task(tmp_path, test_sh=test_sh, checks=(), verifier_timeout_s=limit)) as box:
         report = box.verify()
     assert report.verdict is Verdict.VERIFIER_ERROR
@@ -172,7 +172,7 @@ def test_environment_of_shell_and_scripts(machine: Machine, tmp_path: Path) -> N
 def test_breaking_the_verifier_does_not_pay(machine: Machine, tmp_path: Path) -> None:
     """The same silence is the agent's fault where a solved pristine image gives a verdict, and ours where it does not."""
     sh = "[ -e trap ] && sleep 60\n" + TEST_SH
-    with machine.box(make_task(tmp_path, test_sh=sh, verifier_timeout_s=3.0)) as box:
+    with machine.box(make_task(tmp_path, test_sh=sh, verifier_timeout_s=1.0)) as box:
         box.run(SOLVE_SH + "touch trap")
         report = box.verify()
         assert report.verdict is Verdict.FAILED
