@@ -190,8 +190,9 @@ def test_everything_reads_without_script(browser: Any, world: World) -> None:
 
 def test_slash_jumps_and_a_new_cycle_appears(browser: Any, world: World, tmp_path: Path) -> None:
     page, watch = new_page(browser, world)
-    page.goto(f"{world.base}/cycles")
-    page.wait_for_timeout(500)
+    page.route("**/hx-sse.min.js*", lambda route: (time.sleep(0.5), route.continue_()))  # live however late it comes
+    with page.expect_request("**/events?*"):
+        page.goto(f"{world.base}/cycles")
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.id") == "jump"
     assert page.input_value("#jump") == ""
