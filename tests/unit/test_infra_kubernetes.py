@@ -243,7 +243,10 @@ def test_job_template_makes_a_pod_for_each_flow_run(pool: str, templates: dict[s
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_every_variable_of_a_job_template_is_used(pool: str, templates: dict[str, Document]) -> None:
+def test_prefect_takes_the_job_template_and_uses_every_variable(pool: str, templates: dict[str, Document]) -> None:
+    from prefect.server.schemas.actions import WorkPoolCreate
+
+    WorkPoolCreate(name=pool, type="kubernetes", base_job_template=templates[pool])  # what its server checks
     used = set(re.findall(r"\{\{ (\w+) \}\}", json.dumps(templates[pool]["job_configuration"])))
     assert used == set(templates[pool]["variables"]["properties"])
 
