@@ -5,7 +5,6 @@ Works for any backend: it only opens a sandbox of a small task of its own and ru
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import secrets
@@ -21,7 +20,11 @@ from stages.errors import SandboxError
 
 _LIMITS = Limits(memory_mb=96, storage_mb=8, inodes=256, pids=40, cpus=0.5, command_timeout_s=10.0)
 _SLOW = replace(_LIMITS, cpus=0.1)  # so little that a busy machine cannot look like a limit
-_TEST_SH = '#!/bin/bash\n[ "$(cat {workdir}/done.txt 2>/dev/null)" = yes ] && echo 1 > /logs/verifier/reward.txt\n'
+# Passed: what the agent left in the background had begun to write, and writes no more.
+_TEST_SH = """#!/bin/bash
+began=$(wc -c < {workdir}/ticks.txt); sleep 0.3; later=$(wc -c < {workdir}/ticks.txt)
+[ "$began" -gt 0 ] && [ "$began" = "$later" ] && echo 1 > /logs/verifier/reward.txt
+"""
 
 # One syscall by number, from whichever interpreter the sandbox has; prints the errno (0: it worked).
 _SYSCALL = (
@@ -48,7 +51,7 @@ _CALLS = {
 
 
 def probe_task(root: Path) -> Task:
-    """A task whose only check is a file; written below `root`."""
+    """A task that passes when nothing of the agent writes any more; written below `root`."""
     (root / "tests").mkdir(parents=True)
     (root / "tests" / "test.sh").write_text(_TEST_SH.format(workdir="/app"))
     return Task(
@@ -215,11 +218,9 @@ async def _verifier(sandbox: Sandbox) -> Sequence[Capability]:
         sandbox, "ls -d /tests /solution /logs /opt/rsi 2>/dev/null; find / -xdev -name test.sh 2>/dev/null"
     )
     await sandbox.run(
-        "(while :; do echo yes > done.txt; mkdir -p /tmp/logs; sleep 0.01; done) & sleep 0.05; rm done.txt; kill %1; rm -f done.txt"
+        "setsid bash -c 'while :; do echo >> ticks.txt; sleep 0.01; done' & until [ -s ticks.txt ]; do :; done"
     )
-    await sandbox.run("(sleep 0.3; echo yes > done.txt) >/dev/null 2>&1 &")
     report = await sandbox.verify()
-    await asyncio.sleep(0.35)
     return [
         _row(
             "verifier hidden from the agent",
@@ -228,8 +229,8 @@ async def _verifier(sandbox: Sandbox) -> Sequence[Capability]:
         ),
         _row(
             "agent dead before the verifier runs",
-            report.verdict is Verdict.FAILED,
-            f"a delayed write came too late: {report.verdict}",
+            report.verdict is Verdict.PASSED,
+            f"what it left running writes no more: {report.verdict}",
         ),
     ]
 
