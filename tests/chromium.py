@@ -1,4 +1,4 @@
-"""The browser of the browser tests: where it is, how it is started, and the looks in which pages are tried."""
+"""The browser of the browser tests: where it is and how it is started."""
 
 from __future__ import annotations
 
@@ -13,12 +13,3 @@ MARKS = [
     pytest.mark.browser,
     pytest.mark.skipif(not CHROMIUM, reason="no Chromium: apt-get install chromium, or set CHROMIUM"),
 ]
-in_every_look = pytest.mark.parametrize(
-    ("scheme", "width"),
-    [
-        ("light", 1280),
-        ("dark", 390),
-        pytest.param("light", 390, marks=pytest.mark.full),
-        pytest.param("dark", 1280, marks=pytest.mark.full),
-    ],
-)

@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.store import Store
 from tests.analysis_world import Analysed, seed_analysis
-from tests.chromium import MARKS, in_every_look
+from tests.chromium import MARKS
 from tests.console_cycle import SUITES
 from tests.console_people import cookie_for
 from tests.console_server import serving
@@ -141,25 +141,5 @@ def test_a_bare_permalink_finds_its_turn_in_a_long_trajectory(browser: Any, worl
         assert time.monotonic() < deadline
         page.wait_for_timeout(100)
     assert "first=500#t640" in page.url
-    assert complaints == []
-    page.context.close()
-
-
-@in_every_look
-def test_pages_are_quiet_and_fit(browser: Any, world: tuple[Analysed, str], scheme: str, width: int) -> None:
-    """No outside request, no violation of the policy, no script error, nothing wider than the screen."""
-    seeded, base = world
-    every = ",".join(str(c.id) for c in seeded.checkpoints)
-    paths = [f"/compare?c={every}&suite={SUITES[0]}&view={v}" for v in ("scores", "matrix", "strata", "curves", "cost")]
-    paths += [f"/compare?c={every}&view=config&every=1", f"/compare?c={every}&view=selection", "/compare", "/audits"]
-    paths += [f"/tasks/{SUITES[0]}/{SUITES[0]}-0001", f"/trajectories/{seeded.trained.id}/tokens?turn=1"]
-    paths += ["/audits/new", "/suspicious", f"/cycles/{seeded.seeded.cycle.id}/analysis"]
-    page, complaints = open_page(browser, world, color_scheme=scheme, viewport={"width": width, "height": 800})
-    for path in paths:
-        page.goto(base + path, wait_until="load")
-        if page.locator(".chart").count():
-            page.wait_for_selector(".chart .main-svg")
-        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        assert wide <= 0, path
     assert complaints == []
     page.context.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from orchestrator.store import Store
 from orchestrator.store.logs import NewLine
 from stages.domain import Phase
 from stages.records import Progress, StepDone
-from tests.chromium import MARKS, in_every_look
+from tests.chromium import MARKS
 from tests.console_cycle import Seeded, seed_cycle, stretch_times
 from tests.console_people import cookie_for
 from tests.console_server import serving
@@ -69,39 +68,6 @@ def until(page: Any, expression: str, seconds: float = 20) -> None:
     while not page.evaluate(expression):
         assert time.monotonic() < deadline, f"not within {seconds} s: {expression}"
         page.wait_for_timeout(100)
-
-
-def every_page(world: World) -> list[str]:
-    return [
-        "/",
-        "/cycles",
-        f"/cycles/{world.done.cycle.id}",
-        f"/cycles/{world.running.cycle.id}",
-        "/checkpoints",
-        "/checkpoints/4",
-        "/lineage",
-        "/trajectories?verdict=failed",
-        f"/trajectories/{world.done.hostile_id}",
-    ]
-
-
-@in_every_look
-def test_pages_are_quiet_and_fit(browser: Any, world: World, scheme: str, width: int, tmp_path: Path) -> None:
-    """No outside request, no violation of the policy, no script error, nothing wider than the screen."""
-    page, watch = new_page(browser, world, color_scheme=scheme, viewport={"width": width, "height": 800})
-    keep = os.environ.get("RSI_SCREENSHOTS")
-    for path in every_page(world):
-        page.goto(world.base + path, wait_until="load")
-        if "/cycles/" in path:
-            page.wait_for_selector("#chart-success .main-svg")
-        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        assert wide <= 0, path
-        if keep:
-            name = path.strip("/").replace("/", "-").split("?")[0] or "overview"
-            page.screenshot(path=f"{keep}/{name}-{scheme}-{width}.png", full_page=True)
-    assert watch.outside == []
-    assert watch.complaints == []
-    page.context.close()
 
 
 def test_a_running_cycle_moves_without_reload(browser: Any, world: World) -> None:

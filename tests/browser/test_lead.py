@@ -3,7 +3,6 @@ without a script. The cycle that really runs is in the test marked `full`."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from orchestrator.persist import persist
 from orchestrator.store import Store
 from stages.domain import Phase
 from stages.records import StepDone
-from tests.chromium import MARKS, in_every_look
+from tests.chromium import MARKS
 from tests.console_cycle import Seeded, seed_cycle, stretch_times
 from tests.console_people import cookie_for, person
 from tests.console_server import serving
@@ -76,41 +75,6 @@ def until(page: Any, expression: str, seconds: float = 20) -> None:
     while not page.evaluate(expression):
         assert time.monotonic() < deadline, f"not within {seconds} s: {expression}"
         page.wait_for_timeout(100)
-
-
-def pages(done: Seeded, running: Seeded) -> list[str]:
-    return [
-        "/",
-        "/inbox",
-        "/cycles/new?recipe=demo",
-        f"/cycles/{running.cycle.id}",
-        f"/cycles/{running.cycle.id}/cancel",
-        f"/cycles/{done.cycle.id}/logs",
-        f"/cycles/{done.cycle.id}/config",
-        f"/cycles/{done.cycle.id}/stages/rpr-1?smooth=5",
-        f"/cycles/{done.cycle.id}/stages/base",
-        "/lineage",
-    ]
-
-
-@in_every_look
-def test_the_pages_are_quiet_and_fit(
-    browser: Any, house: tuple[Store, str, Seeded, Seeded], scheme: str, width: int
-) -> None:
-    store, base, done, running = house
-    page, said = signed_in(browser, store, base, color_scheme=scheme, viewport={"width": width, "height": 800})
-    keep = os.environ.get("RSI_SCREENSHOTS")
-    for path in pages(done, running):
-        page.goto(base + path, wait_until="load")
-        if "/stages/rpr" in path:
-            page.wait_for_selector("#chart-turns .main-svg")
-        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        assert wide <= 0, path
-        if keep:
-            name = "lead-" + (path.strip("/").replace("/", "-").split("?")[0] or "overview")
-            page.screenshot(path=f"{keep}/{name}-{scheme}-{width}.png", full_page=True)
-    assert said == []
-    page.context.close()
 
 
 def test_names_fit_their_boxes(browser: Any, house: tuple[Store, str, Seeded, Seeded], tmp_path: Path) -> None:
