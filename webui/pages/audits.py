@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from orchestrator import models as m
+from orchestrator.audit_jobs import UNFINISHED
 from orchestrator.store import Store
 from orchestrator.store.analysis_queries import AnalysisQueries
 from stages.errors import StoreError
@@ -18,6 +19,7 @@ from webui.access import Action, needs
 from webui.charts.analysis import rewards_figure
 from webui.contexts import CurveTable, Fact
 from webui.contexts.analysis import AuditContext, AuditsContext, Download, Listed
+from webui.pages.audit_new import runner_of
 from webui.pages.parts import Before, QueryId, RowId, missing, queries_of, store_of
 from webui.rendering import page
 
@@ -35,11 +37,14 @@ def audits(request: Request, cycle: QueryId = None, before: Before = None) -> HT
         raise missing(f"cycle {cycle}")
     store = store_of(request)
     found = AnalysisQueries(store).audit_page(cycle_id=cycle, before=before, limit=PAGE)
+    jobs = store.audit_jobs.not_done() if cycle is None and before is None else ()
+    if any(job.state in UNFINISHED for job in jobs):
+        runner_of(request).wake()
     context = AuditsContext(
         title="Reward audits" if cycle is None else f"Reward audits of cycle {cycle}",
         section="audits",
         rows=found.items,
-        jobs=store.audit_jobs.not_done() if cycle is None and before is None else (),
+        jobs=jobs,
         same={digest: n for digest, n in Counter(a.set_digest for a in found.items).items() if n > 1},
         cycle=cycle,
         next_href=urls.audits(cycle=cycle, before=found.next) if found.next else "",
