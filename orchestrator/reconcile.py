@@ -103,8 +103,8 @@ def _cause_of_death(seen: Seen) -> str | None:
         if launching or (state is FlowState.MISSING and beats):
             return None  # what it has is still its last flow run
         return f"its flow run ended as {state}{detail}"
-    if state in {FlowState.SCHEDULED, FlowState.PAUSED}:
-        return None  # waits for a worker, or for people
+    if state in {FlowState.SCHEDULED, FlowState.STARTING, FlowState.PAUSED}:
+        return None  # waits for a worker, for a cluster, or for people
     if seen.process is False:
         if state is FlowState.PENDING and seen.changed_age_s < START_S:
             return None

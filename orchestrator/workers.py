@@ -31,10 +31,11 @@ WORKER_SILENCE_S = 90.0  # a worker beats every 30 s
 
 
 class FlowState(StrEnum):
-    """Prefect's state types, and one of ours."""
+    """Prefect's state types, and two of ours."""
 
     SCHEDULED = "scheduled"  # waits for a worker
     PENDING = "pending"  # a worker has taken it and starts its process
+    STARTING = "starting"  # a cluster has its pod and no place or image for it yet; however long that takes
     RUNNING = "running"
     PAUSED = "paused"  # suspended at a gate; no process
     CANCELLING = "cancelling"
@@ -85,12 +86,14 @@ def submit_cycle(
         found = client.read_deployment_by_name(deployment.full_name)
         if gpu_class:
             require_class(client, gpu_class)
+        pods = gpu_class and client.read_work_pool(deployment.pool).type == "kubernetes"
         flow_run = client.create_flow_run_from_deployment(
             found.id,
             parameters={"cycle_id": cycle_id},
             name=f"cycle-{cycle_id}",
             idempotency_key=key,
             work_queue_name=gpu_class or None,
+            job_variables={"gpu_class": gpu_class} if pods else None,  # the pod's node
         )
     return str(flow_run.id)
 
@@ -252,9 +255,10 @@ def _state_of(client: "SyncPrefectClient", flow_run_id: str) -> FlowRun:
 def _read(run: "PrefectFlowRun") -> FlowRun:
     if run.state is None:
         return FlowRun(id=str(run.id), state=FlowState.SCHEDULED)
+    starting = run.state.name == "InfrastructurePending"  # what the observer of Kubernetes pods calls a Pending pod
     return FlowRun(
         id=str(run.id),
-        state=FlowState(run.state.type.value.lower()),
+        state=FlowState.STARTING if starting else FlowState(run.state.type.value.lower()),
         since=run.state.timestamp.timestamp(),
         message=run.state.message or "",
     )

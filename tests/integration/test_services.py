@@ -229,6 +229,8 @@ def test_the_kubernetes_pool_registers_and_its_pod_command_runs_the_flow(
     installation: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """What the dispatcher would put into a pod, rendered by prefect-kubernetes, run here as a plain process."""
+    from prefect.states import InfrastructurePending
+
     pool = "pods"
     (tmp_path / f"{pool}.json").write_bytes((ROOT / "infra/kubernetes/pool/cpu.json").read_bytes())
     monkeypatch.setenv("RSI_PREFECT_JOB_TEMPLATES", str(tmp_path))
@@ -249,6 +251,17 @@ def test_the_kubernetes_pool_registers_and_its_pod_command_runs_the_flow(
     )
     assert done.returncode == 0, Layout(installation.home).flow_log(flow_run_id).read_text()
     assert workers.flow_run(flow_run_id, settings=installation).state is FlowState.COMPLETED
+
+    classes = installation.model_copy(update={"gpu_classes": "h100=1"})
+    prefect_server.register(classes, (deployment,))
+    flow_run_id = workers.submit_cycle(10, settings=classes, deployment=deployment, gpu_class="h100")
+    with workers._client(installation) as client:
+        assert client.read_flow_run(UUID(flow_run_id)).job_variables == {"gpu_class": "h100"}
+        waiting = InfrastructurePending(message="no node has eight GPUs")
+        client.set_flow_run_state(UUID(flow_run_id), waiting, force=True)  # as the observer of its pod would
+    found = workers.flow_run(flow_run_id, settings=installation)
+    assert (found.state, found.message) == (FlowState.STARTING, waiting.message)
+    workers.cancel_flow_run(flow_run_id, settings=installation)
 
     monkeypatch.setattr(prefect_server, "POOLS", ("cpu",))  # a process pool, which has to stay one
     (tmp_path / "cpu.json").write_bytes((tmp_path / f"{pool}.json").read_bytes())

@@ -87,7 +87,7 @@ def test_a_pending_run_may_take_a_minute_to_start() -> None:
 
 
 def test_a_waiting_run_waits_for_ever() -> None:
-    for flow, process in itertools.product((FlowState.SCHEDULED, FlowState.PAUSED), (None, False)):
+    for flow, process in itertools.product((FlowState.SCHEDULED, FlowState.STARTING, FlowState.PAUSED), (None, False)):
         assert judge(seen(CycleState.QUEUED, flow, beat_age_s=None, process=process)) is None
 
 
