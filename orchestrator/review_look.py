@@ -136,11 +136,10 @@ def waiting_for(store: Store, login: str, *, cap: int = COUNT_CAP) -> int:
 
 def queue_of(store: Store, login: str, *, limit: int = COUNT_CAP) -> list[str]:
     """Ids of what waits for this reviewer, in order; what was put off comes last."""
-    need = needs(store)
-    return [
-        row.id
-        for skipped in (False, True)
-        for row in store.review_queue.rows(
-            QueueFilter(mine=True, skipped=skipped), login, decider=True, needs=need, limit=limit
-        )
-    ]
+    need, found = needs(store), list[str]()
+    for skipped in (False, True):
+        if len(found) < limit:
+            where = QueueFilter(mine=True, skipped=skipped)
+            rows = store.review_queue.rows(where, login, decider=True, needs=need, limit=limit - len(found))
+            found += [row.id for row in rows]
+    return found

@@ -12,6 +12,8 @@ from typing import Any
 from orchestrator.store import Store
 from stages.domain import Decision
 
+NEWEST = 1000  # verdicts; every look at the queue reads them
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reviewer:
@@ -30,6 +32,8 @@ class Reviewer:
 class ReviewStatistics:
     """Over the newest `limit` verdicts of people. First verdicts count: later ones know what others said."""
 
+    limit: int
+
     reviewers: Sequence[Reviewer]
     agreed: int
     pairs: int
@@ -38,7 +42,7 @@ class ReviewStatistics:
     turnaround_s: float | None  # median time to a revision's first verdict
 
 
-def review_statistics(store: Store, *, limit: int = 2000, blind_to: str | None = None) -> ReviewStatistics:
+def review_statistics(store: Store, *, limit: int = NEWEST, blind_to: str | None = None) -> ReviewStatistics:
     """Agreement, turnaround, verdicts and known-leak hits.
 
     `blind_to`: a reviewer, to whom nothing is told of what others decided at gates that still wait, as long as the own
@@ -63,6 +67,7 @@ def review_statistics(store: Store, *, limit: int = 2000, blind_to: str | None =
     reviewers = [_reviewer(who, first, real, pairs, withdrawn[who]) for who in people]
     waits = [min(_wait(row) for row in by.values()) for by in real.values()]
     return ReviewStatistics(
+        limit=limit,
         reviewers=reviewers,
         agreed=sum(same for _, _, same in pairs),
         pairs=len(pairs),

@@ -294,7 +294,7 @@ class ReviewQueue(Repository):
 
     # -------------------------------------------------------------------------------------------------- what was done
 
-    def verdicts(self, *, limit: int = 5000, blind_to: str | None = None) -> Sequence[Any]:
+    def verdicts(self, *, limit: int, blind_to: str | None = None) -> Sequence[Any]:
         """The newest verdicts of people, oldest first: (runbook_id, revision, reviewer, decision, created_at, since,
         planted). `since`: when the revision began to wait. `blind_to`: without those that this reviewer may not read yet."""
         told = "" if blind_to is None else f"WHERE w.reviewer = :me OR NOT {UNREAD.format(id='w.runbook_id')}"
