@@ -11,7 +11,7 @@ from orchestrator.recipes import parse_config
 from orchestrator.settings import Settings
 from orchestrator.store import Store
 from stages.chat import Chat
-from stages.config import CycleConfig
+from stages.config import CycleConfig, LearnerConfig
 from stages.context import StageContext
 from stages.errors import ConfigError
 from stages.evaluate import evaluate
@@ -80,7 +80,9 @@ def evaluate_folder(
 ) -> EvaluationDone:
     """Mean@k of one model folder on a whole suite, under a cycle's settings. Stores nothing."""
     settings = config.evaluate.model_copy(update={"attempts_per_task": attempts_per_task, "n_tasks": None})
-    with open_backends(config, actor) as backends:
+    # Nothing is trained: neither the GPUs of the learner nor the routes of experts are needed.
+    trains_nothing = config.model_copy(update={"learner": LearnerConfig(use_rollout_routing_replay=False)})
+    with open_backends(trains_nothing, actor) as backends:
         ctx = StageContext(
             backends=backends,
             chat=Chat(actor),

@@ -15,6 +15,7 @@ from orchestrator import models as m
 from orchestrator import reviewing, workers
 from orchestrator.launch import create_cycle, pause_cycle
 from orchestrator.lineage import Proof, prove_critic
+from orchestrator.measure import measure, suite_named
 from orchestrator.recipes import load_recipe
 from orchestrator.runner import run_cycle
 from orchestrator.settings import Settings
@@ -60,6 +61,15 @@ def test_a_cycle_completes_and_one_killed_in_mid_ppo_ends_in_the_same_digests(
     whole = new_cycle(store)
     assert run_cycle(store, settings, whole) is m.CycleState.DONE
     check_records(store, whole)
+    (measured,) = measure(
+        store,
+        settings,
+        [store.checkpoints.named(whole, "RPR-2")],
+        [suite_named("heldout-names", 3, settings)],
+        attempts_per_task=2,
+    )
+    assert measured.attempts == 6
+    assert len(store.evaluations.list(cycle_id=whole).items) == 11
 
     killed = new_cycle(store)
     with child(store, settings, database_url, killed) as process:
