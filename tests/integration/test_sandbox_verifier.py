@@ -85,6 +85,25 @@ def test_agent_is_dead_before_the_tests_run(machine: Machine, tmp_path: Path) ->
             box.run("echo hello")
 
 
+def test_an_interpreter_of_the_verifier_is_shut_from_its_start(machine: Machine, tmp_path: Path) -> None:
+    """Else a program of the agent's could open the memory of the test runner before that shuts itself off."""
+    if machine.kind == "docker":
+        pytest.skip("an image's own interpreter is readable; the runner shuts itself off")
+    test_sh = r"""
+    python3 -c 'import time; print("up", flush=True); time.sleep(9)' > up & p=$!
+    for i in {1..500}; do [ -s up ] && break; sleep 0.01; done; cat up
+    for what in environ maps mem; do head -c 1 /proc/$p/$what && echo "$what can be read"; done
+    for what in environ maps; do head -c 1 /proc/self/$what > /dev/null && echo "own $what"; done
+    kill $p; exit 0
+    """
+    with machine.box(make_task(tmp_path, test_sh=test_sh, checks=())) as box:
+        report = box.verify()
+    assert report.verdict is Verdict.PASSED, report
+    assert "up\n" in report.log
+    assert "own environ\nown maps\n" in report.log
+    assert "can be read" not in report.log
+
+
 def test_a_missing_or_skipped_check_has_not_passed(machine: Machine, tmp_path: Path) -> None:
     for rows in ('{"name":"answer","status":"passed"}', '{"name":"answer","status":"passed"},{"name":"listing","status":"skipped"},{"name":"untouched","status":"passed"}'):  # fmt: skip
         sh = f"""echo '{{"results":{{"tests":[{rows}]}}}}' > /logs/verifier/ctrf.json"""

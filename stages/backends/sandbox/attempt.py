@@ -24,7 +24,7 @@ from stages.backends.sandbox.fork import copy_tree, standing_still
 from stages.backends.sandbox.layout import UPPER, jail_options, overlaid
 from stages.backends.sandbox.shell import Shell
 from stages.backends.sandbox.spawn import COMMAND_FD, REPORT_FD, Jail, Reaper
-from stages.backends.sandbox.world import ROOTFS, UNREADABLE_BASH, AttemptWorld, Undertaker, tools_of
+from stages.backends.sandbox.world import ROOTFS, UNREADABLE_BASH, AttemptWorld, Undertaker, tools_of, unreadable_python
 
 _LOGS_MB = 16
 
@@ -194,14 +194,18 @@ class Attempt:
             evidence = await self._evidence()
             group = self._new_group("v")
             results_fd = self._fresh_logs()
-            capture, channel, watch = Capture(LOG_BYTES), Channel(), ResultWatch(f"/proc/self/fd/{results_fd}")
+            capture, channel, watch = (
+                Capture(LOG_BYTES),
+                Channel(),
+                ResultWatch(f"/proc/self/fd/{results_fd}", asyncio.get_running_loop()),
+            )
             try:
                 code = await self._run_script(bundle, kind, timeout_s, capture, channel, group)
                 results = [_read_plain(results_fd, name) for name in RESULT_FILES]
             finally:
-                os.close(results_fd)
                 said = channel.finish()
                 rewritten = watch.finish()
+                os.close(results_fd)
                 if group is not None:
                     group.close()
             intact = tree_digest(f"{bundle.root}/{kind}") == bundle.digests[kind]
@@ -279,14 +283,19 @@ class Attempt:
     def _fresh_logs(self) -> int:
         """A new private tmpfs for /logs that no agent has ever seen; a descriptor of its folder for results."""
         with self._world:
-            with contextlib.suppress(OSError):
-                kernel.umount("/vlogs")
+            for place in ("/vlogs/verifier", "/vlogs"):
+                with contextlib.suppress(OSError):
+                    kernel.umount(place)
             kernel.mount(
                 "tmpfs", "/vlogs", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV,
                 f"size={_LOGS_MB}m,nr_inodes=4096,mode=0755,uid={self._uid},gid={self._uid}",
             )  # fmt: skip
             for name in ("verifier", "agent", "home", "tmp"):
                 os.mkdir(f"/vlogs/{name}")
+            kernel.mount(
+                "tmpfs", "/vlogs/verifier", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV,
+                f"size={_LOGS_MB}m,nr_inodes=4096,mode=0755,uid={self._uid},gid={self._uid}",
+            )  # fmt: skip
             return os.open("/vlogs/verifier", os.O_RDONLY | os.O_DIRECTORY)
 
     async def _run_script(
@@ -297,8 +306,10 @@ class Attempt:
         os.set_blocking(out_r, False)
         name = {"tests": "test.sh", "solution": "solve.sh"}[kind]
         options = [
-            *self._jail_options, "--bind", "/vlogs", "/logs", "--ro-bind", f"{bundle.root}/{kind}", f"/{kind}",
-            "--ro-bind", tools_of(self._spec["rootfs"]), "/opt/rsi", "--remount-ro", "/", "--as-pid-1", "--chdir", self._spec["workdir"],
+            *self._jail_options, "--bind", "/vlogs", "/logs",
+            "--bind", "/vlogs/verifier", "/logs/verifier",  # a mount of its own: nobody can move it away
+            "--ro-bind", f"{bundle.root}/{kind}", f"/{kind}", "--ro-bind", tools_of(self._spec["rootfs"]), "/opt/rsi",
+            *unreadable_python(self._spec["rootfs"]), "--remount-ro", "/", "--as-pid-1", "--chdir", self._spec["workdir"],
         ]  # fmt: skip
         try:
             jail = self._script_jail = Jail(
@@ -308,7 +319,7 @@ class Attempt:
                 [UNREADABLE_BASH, "--noprofile", "--norc", f"/{kind}/{name}"],
                 env=script_env(self._spec["env"], self._spec[f"{kind}_env"]),
                 output_fd=out_w,
-                seccomp_fd=self._filters[False],
+                seccomp_fd=self._filters[kind == "solution"],
                 fds=channel.fds,
                 group=group,
             )
@@ -342,7 +353,10 @@ class Attempt:
 
 
 def _read_plain(folder_fd: int, name: str) -> bytes | str:
-    """A regular file's content, at most 4 MiB, following no link and waiting for no FIFO; else "absent" or "strange"."""
+    """A regular file's content, at most 4 MiB, following no link and waiting for no FIFO; else "absent" or "strange".
+
+    One that its owner cannot write is strange, too: the verifier could not have written it.
+    """
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder_fd)
     except FileNotFoundError:
@@ -351,7 +365,7 @@ def _read_plain(folder_fd: int, name: str) -> bytes | str:
         return "strange"
     try:
         info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_RESULT_BYTES:
+        if not stat.S_ISREG(info.st_mode) or not info.st_mode & stat.S_IWUSR or info.st_size > MAX_RESULT_BYTES:
             return "strange"
         return os.read(fd, MAX_RESULT_BYTES)
     finally:

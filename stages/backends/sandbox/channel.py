@@ -11,6 +11,7 @@ RESULT_FILES = ("ctrf.json", "reward.json", "reward.txt")  # in /logs/verifier
 MAX_RESULT_BYTES = 4 << 20  # of one of them
 LOG_BYTES = 65536  # of a script's output that are kept
 _MAX_BYTES = 4 << 20
+OVERFLOW = b"\n(more than can be kept)\n"  # without a nonce: what is missing may be what contradicts the rest
 
 
 class Channel:
@@ -23,6 +24,7 @@ class Channel:
         for fd in (self._results, self._nonce_in):
             os.set_blocking(fd, False)
         self._data = bytearray()
+        self._overflow = False
         self.nonces: list[str] = []
         self._lay_out()
         self._loop.add_reader(self._results, self._read)
@@ -44,7 +46,7 @@ class Channel:
             pass
         os.close(self._results)
         os.close(self._nonce_in)
-        return bytes(self._data)
+        return bytes(self._data) + (OVERFLOW if self._overflow else b"")
 
     def _lay_out(self) -> None:
         self.nonces.append(secrets.token_hex(16))
@@ -66,4 +68,6 @@ class Channel:
             return False
         if len(self._data) + len(data) <= _MAX_BYTES:
             self._data += data
+        else:
+            self._overflow = True
         return bool(data)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
 import time
 from typing import TYPE_CHECKING, Any
@@ -49,6 +48,8 @@ cp -- "$BASH" /logs/tmp/.bash && chmod 0111 /logs/tmp/.bash || { printf %s "$wor
 exec 194>&2 195<&0 2>&1 0</dev/null
 exec /logs/tmp/.bash --noprofile --norc -c '/logs/tmp/.bash --noprofile --norc "$1"; c=$?; kill -9 -1; exit $c' bash "$1"
 """
+_RESULTS = "/logs/verifier"
+_SETTLE_S = 2.0
 
 
 class DockerSandbox:
@@ -192,7 +193,7 @@ class DockerSandbox:
         began = time.monotonic()
         code, capture, _, _ = await self._script("solution", "solve.sh", task.agent_timeout_s, bundle)
         if step is not None:
-            del self._volumes["/logs"]
+            del self._volumes["/logs"], self._volumes[_RESULTS]
             await self._start([], trace=True)
             await self._start_shell()
         return CommandResult(
@@ -300,8 +301,13 @@ class DockerSandbox:
         """Why there is no life in the container any more, where its memory limit ended it: that is the agent's doing; else ""."""
         if self._container is None:
             return ""
-        state = (await call(self._backend.client.api.inspect_container, self._container.id))["State"]
-        return "the memory limit ended its processes" if state["OOMKilled"] else ""
+        deadline = time.monotonic() + _SETTLE_S  # an engine hears of both some time after others have met with it
+        while time.monotonic() < deadline:
+            state = (await call(self._backend.client.api.inspect_container, self._container.id))["State"]
+            if state["OOMKilled"]:
+                return "the memory limit ended its processes"
+            await asyncio.sleep(0.1)
+        return ""
 
     async def _judge(self) -> tuple[Judgement, str]:
         code, capture, said, nonces = await self._script(
@@ -328,13 +334,16 @@ class DockerSandbox:
         async with self._lock:
             await self._freeze_agent()
             logs = await self._backend.tmpfs(size_mb=16, inodes=4096, uid=0, attempt=self._uid)
-            self._volumes["/logs"] = logs
+            # of its own: what a program of the agent's does elsewhere does not keep the verifier from writing there
+            results = await self._backend.tmpfs(size_mb=16, inodes=4096, uid=self._uid, attempt=self._uid)
+            self._volumes |= {"/logs": logs, _RESULTS: results}
             hidden = await self._backend.filled_volume(f"{tree}:{bundle.key}", self._image, bundle.trees[tree])
             tools = await self._backend.tools(self._image)
             await self._start(
-                [Mount(f"/{tree}", hidden, read_only=True), Mount("/opt/rsi", tools, read_only=True)], trace=False
+                [Mount(f"/{tree}", hidden, read_only=True), Mount("/opt/rsi", tools, read_only=True)],
+                trace=tree == "solution",
             )
-            folders = [(n, 0o755, self._uid) for n in ("verifier", "agent", "home", "tmp")]
+            folders = [(n, 0o755, self._uid) for n in ("agent", "home", "tmp")]
             self._evidence = await call(  # nobody can change it any more
                 evidence,
                 self._backend.client,
@@ -344,7 +353,7 @@ class DockerSandbox:
                 4 * (self._task.limits.storage_mb << 20) + (16 << 20),
             )
             await call(self._container.put_archive, "/logs", make_tar([], uid=0, folders=folders))
-            watch = await call(self._watch, logs)
+            watch = self._watch(await call(place_of, self._backend.client, results))
             capture, channel = Capture(LOG_BYTES), DockerChannel()
             own = self._task.verifier_env if tree == "tests" else self._task.solution_env
             stream = await ExecStream.open(
@@ -381,7 +390,7 @@ class DockerSandbox:
                 )
             return code, capture, channel.data, channel.nonces
 
-    def _watch(self, volume: str) -> ResultWatch | None:
+    def _watch(self, place: str) -> ResultWatch | None:
         """Only on an engine of this machine whose folders we may enter."""
-        place = place_of(self._backend.client, volume)
-        return ResultWatch(f"{place}/verifier") if os.access(f"{place}/verifier", os.R_OK) else None
+        loop = asyncio.get_running_loop()
+        return ResultWatch(place, loop) if place else None

@@ -91,8 +91,9 @@ def result_files(api: docker.APIClient, container: str) -> tuple[dict[str, bytes
         with read_archive(api, container, "/logs/verifier", 64 << 20) as tar:
             for member in tar:
                 name = member.name.removeprefix("verifier/")
+                plain = member.isreg() and member.mode & 0o200 and member.size <= MAX_RESULT_BYTES
                 if name in RESULT_FILES:
-                    file = tar.extractfile(member) if member.isreg() and member.size <= MAX_RESULT_BYTES else None
+                    file = tar.extractfile(member) if plain else None
                     if file is None:
                         strange.append(name)
                     else:

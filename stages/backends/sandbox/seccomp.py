@@ -2,7 +2,8 @@
 
 Denied: kernel keyrings, io_uring, userfaultfd, bpf, perf, module loading, mounts, namespaces, file handles, TIOCSTI, sockets
 outside the network namespace's reach (vsock, alg). `clone3` answers ENOSYS, so that libc falls back to `clone`, whose flags
-can be inspected. `trace=False` also denies ptrace and process_vm_* (the verifier's sandbox).
+can be inspected. `trace=False` is the verifier's sandbox, where a program of the agent's may run: no ptrace and process_vm_*, no
+hard links (a second name of a result file would go unseen), no limits for other processes (the verifier's writing would fail).
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ _DENIED = {
 }  # fmt: skip
 _TRACING = {
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "pidfd_getfd": (438, 438),
-    "kcmp": (312, 272),
+    "kcmp": (312, 272), "link": (86, None), "linkat": (265, 37),
 }  # fmt: skip
+_PRLIMIT = (302, 261)
 _CLONE, _CLONE3, _SOCKET, _IOCTL = (56, 220), (435, 435), (41, 198), (16, 29)
 _CLONE_NAMESPACES = 0x7E020000 | 0x80  # NEWUSER, NEWPID, NEWNET, NEWNS, NEWUTS, NEWIPC, NEWCGROUP, NEWTIME
 _FAMILIES_ALLOWED = (1, 2, 10, 16)  # unix, inet, inet6, netlink
@@ -60,6 +62,8 @@ def program(*, trace: bool = True) -> bytes:
         number = numbers[column]
         if number is not None:
             out += [_op(_JEQ, number, 0, 1), deny]
+    if not trace:
+        out += [_op(_JEQ, _PRLIMIT[column], 0, 4), _op(_LD, _ARG0), _op(_JEQ, 0, 1, 0), deny, _op(_RET, _ALLOW)]
     out += [_op(_JEQ, _CLONE[column], 0, 4), _op(_LD, _ARG0), _op(_JSET, _CLONE_NAMESPACES, 0, 1), deny]
     out += [_op(_RET, _ALLOW)]
     body = [
@@ -90,6 +94,7 @@ def docker_profile(*, trace: bool = True) -> dict[str, object]:
         {"index": 0, "value": f, "valueTwo": 0, "op": "SCMP_CMP_EQ"} for f in range(46) if f not in _FAMILIES_ALLOWED
     ]
     low = 0xFFFFFFFF
+    others = [] if trace else [{"index": 0, "value": 0, "valueTwo": 0, "op": "SCMP_CMP_NE"}]
     requests = [{"index": 1, "value": low, "valueTwo": r, "op": "SCMP_CMP_MASKED_EQ"} for r in _IOCTLS_DENIED]
     return {
         "defaultAction": "SCMP_ACT_ALLOW",
@@ -97,6 +102,7 @@ def docker_profile(*, trace: bool = True) -> dict[str, object]:
             refuse(names, errno.EPERM),
             refuse(["clone3"], errno.ENOSYS),
             *(refuse(["clone"], errno.EPERM, args=[m]) for m in masked),
+            *(refuse(["prlimit64"], errno.EPERM, args=[o]) for o in others),
             *(refuse(["socket"], errno.EPERM, args=[f]) for f in families),
             *(refuse(["ioctl"], errno.EPERM, args=[r]) for r in requests),
         ],

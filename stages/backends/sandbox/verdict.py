@@ -85,14 +85,15 @@ def judge(output: VerifierOutput, manifest: Sequence[CheckSpec]) -> Judgement:
         return Judgement(verdict=Verdict.NONE, checks=_not_run(manifest), flags=tuple(flags), reason=str(error))
     if not output.intact:
         flags.append("tests_changed")
-    if output.rewritten and not session.begun:
+    told = [_answer(c.id, session.checks) for c in manifest]
+    if output.rewritten and not (session.begun and manifest and all(told)):  # else nothing depends on the files
         flags.append("result_rewritten")
     better = any(
         s is CheckStatus.PASSED and session.checks[i][0] is not s
         for i, (s, _) in reported.items()
         if i in session.checks
     )
-    checks = _against(manifest, {**reported, **session.checks})
+    checks = _against(manifest, session.checks, reported)
     paid = all(r >= 1 for r in rewards)
     clean = all(c.status is CheckStatus.PASSED for c in checks)
     overall = output.exit_code == 0 and paid
@@ -223,17 +224,25 @@ def _finite(value: object) -> float:
     return float(value)
 
 
-def _against(manifest: Sequence[CheckSpec], reported: Mapping[str, tuple[CheckStatus, str]]) -> tuple[CheckResult, ...]:
+_Reports = Mapping[str, tuple[CheckStatus, str]]
+
+
+def _against(manifest: Sequence[CheckSpec], said: _Reports, reported: _Reports) -> tuple[CheckResult, ...]:
+    """`said`: through the channel, which no file overrules. `reported`: by the files."""
     if not manifest:
-        return tuple(CheckResult(id=k, role=CheckRole.SCENARIO, status=s, message=m) for k, (s, m) in reported.items())
-    short: dict[str, list[tuple[CheckStatus, str]]] = {}  # a manifest may name pytest's tests by their last part
-    for name, result in reported.items():
-        if "::" in name:
-            short.setdefault(name.rsplit("::", 1)[1], []).append(result)
+        rows = {**reported, **said}.items()
+        return tuple(CheckResult(id=k, role=CheckRole.SCENARIO, status=s, message=m) for k, (s, m) in rows)
     missing = (CheckStatus.NOT_RUN, "the verifier did not report it")
     out = []
     for check in manifest:
-        found = [reported[check.id]] if check.id in reported else short.get(check.id, [])
-        status, message = found[0] if len(found) == 1 else missing
+        status, message = _answer(check.id, said) or _answer(check.id, reported) or missing
         out.append(CheckResult(id=check.id, role=check.role, status=status, message=message))
     return tuple(out)
+
+
+def _answer(check: str, reports: _Reports) -> tuple[CheckStatus, str] | None:
+    """What was reported of a check; a manifest may name pytest's tests by their last part, where only one has it."""
+    if check in reports:
+        return reports[check]
+    found = [result for name, result in reports.items() if name.endswith(f"::{check}")]
+    return found[0] if len(found) == 1 else None

@@ -19,6 +19,7 @@ import queue
 import shutil
 import signal
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ from stages.backends.sandbox import kernel
 from stages.backends.sandbox.layout import READ_ONLY
 
 UNREADABLE_BASH = "/opt/rsi/bin/bash-verifier"
+_PYTHON = "bin/python-verifier"
 ROOTFS = "/rootfs"
+INTERPRETERS = ("/usr/local/bin/python3", "/usr/bin/python3")  # of a prepared root filesystem, as tools.py looks for it
 _ETC_COPIED = (
     "ld.so.cache",
     "ld.so.conf",
@@ -119,6 +122,7 @@ def build_root(config: dict[str, Any]) -> None:
     for target, tree in copies.items():
         _write_tree(f"{root}/{target}", tree)
     _make_tools(f"{root}/opt/rsi", tools["texts"], binds, links, bash)
+    _make_unreadable_python(f"{root}/opt/rsi", root, [links["interpreter"]])
     portable = tools["texts"] | {"interpreter": tools["interpreter"]}
     plain = {name: fd for name, fd in binds.items() if name != "python"}
     for name, fd in rootfs.items():  # of another distribution perhaps: its own bash and python3
@@ -126,6 +130,7 @@ def build_root(config: dict[str, Any]) -> None:
         _bind(f"/proc/self/fd/{fd}", f"{root}{ROOTFS}/{name}")
         own = Path(f"{root}{ROOTFS}/{name}/usr/bin/bash")
         _make_tools(f"{root}{tools_of(name)}", portable, plain, {}, own.read_bytes() if own.is_file() else bash)
+        _make_unreadable_python(f"{root}{tools_of(name)}", f"{root}{ROOTFS}/{name}", INTERPRETERS)
     for fd in (*binds.values(), *rootfs.values()):
         os.close(fd)
     kernel.mount("proc", f"{root}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
@@ -158,6 +163,27 @@ def _make_tools(place: str, texts: dict[str, str], binds: dict[str, int], links:
     unreadable = Path(f"{place}/{UNREADABLE_BASH.removeprefix('/opt/rsi/')}")
     unreadable.write_bytes(bash)
     os.chmod(unreadable, 0o111)  # noqa: S103
+
+
+def _make_unreadable_python(place: str, system: str, candidates: Sequence[str]) -> None:
+    """A second copy of the first interpreter that `system` has, as for bash, and where jails have the readable one."""
+    for path in candidates:
+        for _ in range(20):
+            if not os.path.islink(system + path):
+                break
+            path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(system + path)))
+        if os.path.isfile(system + path):
+            shutil.copyfile(system + path, f"{place}/{_PYTHON}")
+            os.chmod(f"{place}/{_PYTHON}", 0o111)  # noqa: S103
+            os.symlink(path, f"{place}/{_PYTHON}-place")
+            return
+
+
+def unreadable_python(rootfs: str) -> list[str]:
+    """Options that put it in the place of the readable one: between its start and the moment in which the test runner shuts
+    itself off, a program of the agent's could open its memory."""
+    own = f"{tools_of(rootfs)}/{_PYTHON}"
+    return ["--ro-bind", own, os.readlink(f"{own}-place")] if os.path.islink(f"{own}-place") else []
 
 
 def _bind(source: str, target: str) -> None:
