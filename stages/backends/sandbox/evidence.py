@@ -114,10 +114,17 @@ class Search:
                 seen += steps // 10
                 self._patience -= max(0, steps - 100)  # what links of honest programs take is free
                 if end is not None and any(end == f or end.startswith(f + "/") for f in _VERIFIER_FOLDERS):
-                    self.links.append(f"{place} -> {os.readlink(entry.path)}")
+                    self.links.append(f"{place} -> {_target(entry)}")
             if names is not None and seen >= names:
                 return True
         return False
+
+
+def _target(entry: os.DirEntry[str]) -> str:
+    try:
+        return os.readlink(entry.path)
+    except OSError:  # it lies deeper than any name reaches
+        return "?"
 
 
 def _is_planted(entry: os.DirEntry[str]) -> bool:
