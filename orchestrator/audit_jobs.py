@@ -25,6 +25,7 @@ AT_ONCE = 20_000  # attempts that a request re-scores itself; measured: 0.2 s of
 MOST_WAITING = 20  # jobs that wait or run; a million attempts take about 10 s each
 MOST_STARTS = 3  # a job whose process is gone that often is failed
 STOP_S = 5.0
+LOOK_S = 2.0  # between two looks at jobs that another process holds
 UNFINISHED = (m.AuditJobState.WAITING, m.AuditJobState.RUNNING)
 
 
@@ -50,20 +51,20 @@ class AuditRunner:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._child: subprocess.Popen[str] | None = None
-        self._closed = False
+        self._closed = threading.Event()
         self.problem = ""  # why the last child could do nothing
 
     def wake(self) -> None:
         """Look for jobs, soon and elsewhere: returns at once."""
         with self._lock:
-            if self._thread is None and not self._closed:
+            if self._thread is None and not self._closed.is_set():
                 self._thread = threading.Thread(target=self._serve, name="audit-jobs", daemon=True)
                 self._thread.start()
 
     def close(self) -> None:
         """End the child. Its job is taken up again by the next console."""
         with self._lock:
-            self._closed = True
+            self._closed.set()
             child, thread = self._child, self._thread
         if child is not None:
             child.terminate()
@@ -71,34 +72,36 @@ class AuditRunner:
             thread.join(STOP_S)
 
     def _serve(self) -> None:
-        states: tuple[m.AuditJobState, ...] = UNFINISHED  # at first also what a child that is gone has left
+        """Until nothing is left to do, or a child could not do it: then the next `wake` tries again."""
+        self.problem = ""
         while True:
             with self._lock:  # a job that is written after this look finds no thread, and starts one
-                if self._closed or not self._wanted(states):
+                free = self._look()
+                if free is None or self.problem or self._closed.is_set():
                     self._thread = None
                     return
-            states = UNFINISHED[:1]
-            try:
+            if free:
                 self.problem = self._run()
-            except OSError as error:  # no process, no memory
-                self.problem = f"the re-scoring process could not be run: {error}"
-            if self.problem:
-                states = ()
+            else:  # another process is at work; should it be gone, its lock goes a moment later
+                self._closed.wait(LOOK_S)
 
-    def _wanted(self, states: tuple[m.AuditJobState, ...]) -> bool:
+    def _look(self) -> bool | None:
         try:
-            return bool(states) and self._store.audit_jobs.count(*states) > 0
+            return self._store.audit_jobs.any_free()
         except StoreError as error:
             self.problem = str(error)
-            return False
+            return None
 
     def _run(self) -> str:
         """One child to its end; what was wrong with it."""
+        command = [sys.executable, "-m", "orchestrator.audit_jobs"]
         with self._lock:
-            if self._closed:
+            if self._closed.is_set():
                 return ""
-            command = [sys.executable, "-m", "orchestrator.audit_jobs"]
-            child = self._child = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+            try:
+                child = self._child = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+            except OSError as error:  # no process, no memory
+                return f"the re-scoring process could not be run: {error}"
         url = self._store.engine.url.render_as_string(hide_password=False)
         child.communicate(json.dumps({"database_url": url, "artifact_url": self._store.artifacts.url}))
         with self._lock:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import Boolean, ColumnElement, func, literal_column, select, update
+from sqlalchemy import Boolean, ColumnElement, Select, func, literal_column, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlmodel import col
 
@@ -56,6 +57,14 @@ class AuditJobs(Repository):
         with self._session() as session:
             return int(session.execute(query.select_from(m.AuditJob)).scalar_one())
 
+    def any_free(self) -> bool | None:
+        """Whether a process could take up a job now: False when others hold all that are left, None when none is left."""
+        free = self._unfinished().with_for_update(skip_locked=True)
+        with self._session() as session:
+            if session.execute(free).first() is not None:
+                return True
+            return False if session.execute(self._unfinished()).first() is not None else None
+
     def not_done(self, *, limit: int = 20) -> Sequence[m.AuditJob]:
         """Those that wait, run or have failed, newest first."""
         query = select(m.AuditJob).where(_not_done()).order_by(col(m.AuditJob.id).desc()).limit(limit)
@@ -67,12 +76,10 @@ class AuditJobs(Repository):
 
         One that `most_starts` processes have begun and none has ended is failed instead.
         """
-        free = select(m.AuditJob).where(_not_done(), col(m.AuditJob.state) != m.AuditJobState.FAILED)
-        free = free.order_by(col(m.AuditJob.id)).limit(1).with_for_update(skip_locked=True)
+        free = self._unfinished().with_for_update(skip_locked=True).execution_options(populate_existing=True)
         while True:
             with self._session() as session:
-                query = free.execution_options(populate_existing=True)
-                if (job := session.execute(query).scalars().first()) is None:
+                if (job := session.execute(free).scalars().first()) is None:
                     return None
                 if job.starts < most_starts:
                     job.state, job.starts, job.started_at = m.AuditJobState.RUNNING, job.starts + 1, now()
@@ -82,6 +89,12 @@ class AuditJobs(Repository):
                     f"it was begun {job.starts} times, and each time its process was gone before the end. Is there enough "
                     "memory? A narrower set needs less."
                 )
+
+    @staticmethod
+    def _unfinished() -> Select[Any]:
+        """The oldest job that waits or runs."""
+        query = select(m.AuditJob).where(_not_done(), col(m.AuditJob.state) != m.AuditJobState.FAILED)
+        return query.order_by(col(m.AuditJob.id)).limit(1)
 
     def hold(self, number: int) -> bool:
         """Lock a running job until the transaction ends; False when another process has it, or has ended it."""
