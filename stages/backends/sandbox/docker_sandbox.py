@@ -31,6 +31,7 @@ from stages.backends.sandbox.docker_shell import KILLER, PRELUDE, DockerShell
 from stages.backends.sandbox.docker_state import carried, evidence, place_of, result_files
 from stages.backends.sandbox.environment import AGENT_ENV, script_env
 from stages.backends.sandbox.evidence import ResultWatch
+from stages.backends.sandbox.tools import MAKE_SHUT_PYTHON
 from stages.backends.sandbox.verdict import Judgement, VerifierOutput, judge
 from stages.backends.sandbox.verification import evidence_log, report, unverifiable
 from stages.domain import Task
@@ -353,6 +354,8 @@ class DockerSandbox:
                 4 * (self._task.limits.storage_mb << 20) + (16 << 20),
             )
             await call(self._container.put_archive, "/logs", make_tar([], uid=0, folders=folders))
+            api, make = self._backend.client.api, ["/bin/bash", "-pc", MAKE_SHUT_PYTHON]
+            await run_detached(api, self._container.id, make, user="0:0")
             watch = self._watch(await call(place_of, self._backend.client, results))
             capture, channel = Capture(LOG_BYTES), DockerChannel()
             own = self._task.verifier_env if tree == "tests" else self._task.solution_env

@@ -14,6 +14,8 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+from stages.backends.sandbox.world import INTERPRETERS
+
 _PACKAGES = (
     "pytest",
     "_pytest",
@@ -28,8 +30,16 @@ _PACKAGES = (
 )
 _DISTRIBUTIONS = ("pytest", "pluggy", "iniconfig", "packaging", "pygments", "exceptiongroup", "tomli")
 _COMMANDS = {"python3": "python3.sh", "python": "python3.sh", "pytest": "pytest.sh", "uvx": "uvx.sh"}
-_INTERPRETER = """#!/bin/bash
-for p in /usr/local/bin/python3 /usr/bin/python3; do [ -x $p ] && exec $p "$@"; done
+_SHUT_PYTHON = "/logs/python3"  # only on Docker, where agents cannot write into /logs itself
+# The image's interpreter once more, where only root can put it and so that its user cannot read it: between the start of a
+# readable one and the moment in which the test runner shuts itself off, a program of the agent's could open its memory.
+MAKE_SHUT_PYTHON = rf"""
+for p in {" ".join(INTERPRETERS)}; do
+ [ -x $p ] && cp -L $p {_SHUT_PYTHON} && chmod 0111 {_SHUT_PYTHON} && {_SHUT_PYTHON} -I -c 'import json, os' && exit
+done; rm -f {_SHUT_PYTHON}
+"""
+_INTERPRETER = f"""#!/bin/bash
+for p in {" ".join(INTERPRETERS)}; do [ -x $p ] && exec $p "$@"; done
 echo "this image has no python3 for its verifier" >&2; exit 127
 """
 _HERE = Path(__file__).parent / "verifier_tools"
@@ -71,7 +81,7 @@ def portable_tools() -> list[tuple[str, int, bytes]]:
     """The same for an image whose interpreter we do not know: files to lie below /opt/rsi, pytest's sources included."""
     config = world_config()
     entries = [(name, 0o755, text.encode()) for name, text in config["texts"].items()]
-    entries.append(("interpreter", 0o755, _INTERPRETER.encode()))
+    entries.append(("interpreter", 0o755, _INTERPRETER.replace("for p in ", f"for p in {_SHUT_PYTHON} ", 1).encode()))
     for name, source in config["binds"].items():
         if name.startswith("lib/"):
             for path in sorted(Path(source).rglob("*")):
