@@ -48,12 +48,14 @@ def parse(text: str) -> tuple[Instruction, ...]:
         i += 1
         if not row or row.startswith("#"):
             continue
-        joined = row
-        while _CONTINUED.search(joined) and i < len(rows):
+        parts = [row]
+        while _CONTINUED.search(parts[-1]) and i < len(rows):
             nxt = rows[i].strip()
             i += 1
             if not nxt.startswith("#"):
-                joined = _CONTINUED.sub("", joined) + " " + nxt
+                parts[-1] = _CONTINUED.sub("", parts[-1])
+                parts.append(nxt)
+        joined = " ".join(parts)
         if heredoc := _HEREDOC.search(joined):
             while i < len(rows) and rows[i].strip() != heredoc[2]:
                 joined += "\n" + rows[i]

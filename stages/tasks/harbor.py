@@ -21,6 +21,7 @@ from stages.tasks.write import MANIFEST
 
 __all__ = ["Suite", "folder_digest", "load_suite", "load_task", "read_task"]
 
+_MOST_ENV = 30_000  # characters of one variable: a kernel takes 128 KiB
 _DEFAULT: dict[str, Any] = {f.name: f.default for f in fields(Task)}
 _FROM_HOST = re.compile(r"\$\{\w+(?::-(?P<default>[^}]*))?\}")
 _CANARY = re.compile(r"^(<!--.*canary.*-->|#.*canary.*)$", re.IGNORECASE)
@@ -227,7 +228,7 @@ def _env(where: str, text: str, table: str, values: Mapping[str, str], *, verifi
     out: dict[str, str] = {}
     for name, value in values.items():
         place = f"{where}:{key_line(text, (table, 'env', name))}: {table}.env.{name}"
-        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or "\0" in value:
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or "\0" in value or len(name + value) > _MOST_ENV:
             raise TaskError(f"{place}: no environment variable can be called so, or hold that")
         if verifier and is_reserved(name):
             raise TaskError(

@@ -18,6 +18,13 @@ from stages.errors import TaskError
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Pause = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(gt=0)]
+# what a kernel would refuse, or what no shell could run in
+_MOST_MB = 1 << 24
+Megabytes = Annotated[int, Field(gt=0, le=_MOST_MB)]
+Cpus = Annotated[float, Field(ge=0.01, le=4096)]
+Inodes = Annotated[int, Field(ge=64, le=10**9)]
+Pids = Annotated[int, Field(ge=8, le=4_000_000)]
+OutputBytes = Annotated[int, Field(gt=0, le=1 << 30)]
 NetworkMode = Literal["public", "no-network", "allowlist"]
 
 
@@ -34,10 +41,10 @@ class CheckRow(_Table):
 
 
 class LimitsTable(_Table):
-    inodes: Count | None = None
-    pids: Count | None = None
+    inodes: Inodes | None = None
+    pids: Pids | None = None
     command_timeout_s: Positive | None = None
-    output_bytes: Count | None = None
+    output_bytes: OutputBytes | None = None
 
 
 class OwnTable(_Table):
@@ -84,9 +91,9 @@ class Environment(_Table):
     build_timeout_sec: Positive = 600.0
     docker_image: str | None = None
     os: Literal["linux", "windows"] = "linux"
-    cpus: Positive | None = None
-    memory_mb: Count | None = None
-    storage_mb: Count | None = None
+    cpus: Cpus | None = None
+    memory_mb: Megabytes | None = None
+    storage_mb: Megabytes | None = None
     gpus: int | None = None
     gpu_types: list[str] | None = None
     tpu: dict[str, Any] | None = None
@@ -193,6 +200,8 @@ def parse_task_toml(text: str, where: str) -> TaskToml:
         raise TaskError(f"{where}:{place}: not valid TOML: {error}") from error
     except RecursionError as error:
         raise TaskError(f"{where}: lists or tables nested too deep to be read") from error
+    except ValueError as error:  # a number of thousands of digits
+        raise TaskError(f"{where}: {error}") from error
     try:
         return TaskToml.model_validate(raw)
     except ValidationError as error:
@@ -245,9 +254,9 @@ def key_line(text: str, path: tuple[str, ...]) -> int:
 
 
 def megabytes(size: str) -> int:
-    """Legacy sizes: "2G", "512M", "65536K". Raises ValueError otherwise."""
+    """Legacy sizes: "2G", "512M", "65536K", up to 16 TB. Raises ValueError otherwise."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([GMK])(?:I?B)?\s*", size.upper())
     value = float(match[1]) * {"G": 1024, "M": 1, "K": 1 / 1024}[match[2]] if match else 0
-    if value < 1:
-        raise ValueError(f"size {size!r} is not like 2G, 512M or 65536K, or is under 1 MB")
+    if not 1 <= value <= _MOST_MB:
+        raise ValueError(f"size {size[:40]!r} is not like 2G, 512M or 65536K, or is under 1 MB or over 16 TB")
     return int(value)

@@ -179,6 +179,24 @@ BROKEN = {
     ),
     "nan": ({"task.toml": "[verifier]\ntimeout_sec = nan\n"}, r"task\.toml:2: verifier\.timeout_sec"),
     "legacy size": ({"task.toml": "[environment]\nmemory = 'lots'\n"}, r"task\.toml:1: environment"),
+    "endless size": (
+        {"task.toml": f"[environment]\nmemory = '{'9' * 5000}G'\n"},
+        r"task\.toml:1: environment: .*16 TB",
+    ),
+    "endless number": ({"task.toml": f"[agent]\ntimeout_sec = {'9' * 5000}\n"}, r"t/task\.toml: .*digits"),
+    "endless memory": (
+        {"task.toml": "[environment]\nmemory_mb = 99999999999\n"},
+        r"task\.toml:2: environment\.memory_mb",
+    ),
+    "no processor": ({"task.toml": "[environment]\ncpus = 1e-9\n"}, r"task\.toml:2: environment\.cpus"),
+    "no room for a shell": (
+        {"task.toml": "[metadata.terminal_rsi.limits]\npids = 1\n"},
+        r"task\.toml:2: metadata\.terminal_rsi\.limits\.pids",
+    ),
+    "endless variable": (
+        {"task.toml": PLAIN["task.toml"] + f"[environment.env]\nA = '{'x' * 200_000}'\n"},
+        r"task\.toml:\d+: environment\.env\.A: no environment variable can",
+    ),
 }
 
 
@@ -188,6 +206,14 @@ def test_damage_is_named_with_file_and_line(damage: str, tmp_path: Path):
     files = {k: v for k, v in (PLAIN | changes).items() if v is not None}
     with pytest.raises(TaskError, match=message):
         load_task(folder_of(tmp_path / "t", files), "s")
+
+
+def test_a_dockerfile_of_continued_lines_is_read_in_one_go(tmp_path: Path):
+    """Joined one by one, a megabyte of them took minutes."""
+    docker = "FROM debian:12\nENV A=1 " + "\\\n" * 300_000 + " B=2\nWORKDIR /here\n"
+    task = load_task(folder_of(tmp_path / "t", PLAIN | {"environment/Dockerfile": docker}), "s")
+    assert task.workdir == "/here"
+    assert dict(task.env) == {"A": "1", "B": "2"}
 
 
 def test_unknown_keys_warn_or_are_refused(tmp_path: Path):

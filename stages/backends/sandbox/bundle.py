@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import posixpath
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -42,11 +43,18 @@ class TaskBundle:
         return b"".join(c for entries in self.trees.values() for _, _, c in entries)
 
 
+_NO_WORKSPACE = ("/", "/usr", "/etc", "/tmp", "/var/tmp", "/opt")
+_TAKEN = ("/proc", "/dev", "/tests", "/logs", "/solution", "/opt/rsi")  # and everything below
+
+
 def read_bundle(task: Task) -> TaskBundle:
     """Everything of `task` that any sandbox of it will see. Raises TaskError naming the file that cannot be used."""
-    if not task.workdir.startswith("/") or PurePosixPath(task.workdir) in map(
-        PurePosixPath,
-        ("/", "/usr", "/etc", "/proc", "/dev", "/tmp", "/tests", "/logs", "/solution", "/opt", "/opt/rsi"),
+    place = PurePosixPath(posixpath.normpath(task.workdir))
+    if (
+        not place.is_absolute()
+        or str(place) in _NO_WORKSPACE
+        or any(place.is_relative_to(taken) for taken in _TAKEN)
+        or max(len(os.fsencode(part)) for part in place.parts) > 255
     ):
         raise TaskError(f"task {task.id}: workdir {task.workdir!r} cannot be a workspace; use a folder such as /app")
     files = []
