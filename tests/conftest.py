@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from argon2 import PasswordHasher
+from hypothesis import HealthCheck, settings
 
 from orchestrator import passwords, workers
 from orchestrator.embedded import postgres
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 FULL = "CI_FULL"  # environment variable; "1" also runs the tests marked `full`
 TEMPLATE = "rsi_template"
 _numbers = itertools.count()
+
+# A busy machine is no fault of the code under test.
+settings.register_profile("terminal-rsi", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("terminal-rsi")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
