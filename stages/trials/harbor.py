@@ -283,7 +283,11 @@ def _written_reward(folder: Path) -> float | None:
         return None
     if not isinstance(document, dict) or not all(type(v) in (int, float) for v in document.values()):
         raise TrialError(f"{folder / 'verifier/reward.json'} is no object of numbers")
-    return _reward({k: float(v) for k, v in document.items()}, folder / "verifier/reward.json")
+    try:
+        rewards = {k: float(v) for k, v in document.items()}
+    except OverflowError as error:
+        raise TrialError(f"{folder / 'verifier/reward.json'} holds a number beyond all measure") from error
+    return _reward(rewards, folder / "verifier/reward.json")
 
 
 def _verdict(reward: float | None, exception: str) -> Verdict:

@@ -51,6 +51,7 @@ GOOD_RESULT = (
 )
 BROKEN: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "nan": (replaced("result.json", (GOOD_RESULT % "NaN").encode()), "result.json", "NaN is no number"),
+    "beyond measure": (replaced("result.json", (GOOD_RESULT % ("1" + "0" * 400)).encode()), "result.json", "valid number"),
     "infinite": (replaced("result.json", (GOOD_RESULT % "1e999").encode()), "result.json", "finite"),
     "negative": (replaced("result.json", (GOOD_RESULT % "-3").encode()), "result.json", "not between 0 and 1"),
     "words": (replaced("result.json", (GOOD_RESULT % '"good"').encode()), "result.json", "valid number"),

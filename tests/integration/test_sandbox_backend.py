@@ -70,7 +70,8 @@ def test_unusable_tasks_are_named(machine: Machine, tmp_path: Path) -> None:
     (task.root / "tests" / "test.sh").unlink()
     with pytest.raises(TaskError, match=r"test\.sh is missing"):
         machine.wait(machine.backend.open(task))
-    for files, workdir in (({"../x": b""}, "/app"), ({"/x": b""}, "/app"), ({}, "/usr"), ({}, "app")):
+    places = ("/usr", "app", "/app/../tests", "/logs/verifier", "/opt/rsi/bin", "/var/tmp", "/" + "n" * 300)
+    for files, workdir in (({"../x": b""}, "/app"), ({"/x": b""}, "/app"), *(({}, place) for place in places)):
         with pytest.raises(TaskError):
             machine.wait(machine.backend.open(make_task(tmp_path, files=files, workdir=workdir)))
 

@@ -53,3 +53,25 @@ def test_rewritten_files_matter_unless_the_channel_answers_for_every_check(name:
 def test_a_channel_with_more_than_can_be_kept_proves_nothing() -> None:
     found = judged(channel(test_a="passed", test_b="passed") + OVERFLOW)
     assert (found.verdict, found.flags) == (Verdict.FAILED, ("forged_report",))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"reward_json": b'{"reward": 1' + b"0" * 400 + b"}"},
+        {"reward_json": b'{"reward": 1' + b"0" * 5000 + b"}"},
+        {"reward_json": b'{"reward": 1e999}'},
+        {"ctrf_json": b'{"results":{"tests":[{"name":"a","status":["passed"]}]}}'},
+    ],
+)
+def test_what_no_number_can_hold_is_no_verdict_and_no_crash(files: dict[str, bytes]) -> None:
+    assert judged(b"", (), **files).verdict is Verdict.NONE
+
+
+def test_halves_of_characters_become_text() -> None:
+    odd = b'{"results":{"tests":[{"name":"a\\ud800","status":"failed","message":"\\udfff"}]}}'
+    said = f'{NONCE} {{"begin": 1}}\n{NONCE} {{"id": "b\\ud801", "status": "failed"}}\n{NONCE} {{"end": 1}}\n'.encode()
+    found = judged(said, (), ctrf_json=odd, reward_json=b'{"\\ud800": 0}')
+    for text in (*(c.id + c.message for c in found.checks), *found.rewards):
+        assert text.encode()
+    assert len(found.checks) == 2

@@ -144,11 +144,11 @@ def read_channel(raw: bytes, nonces: Sequence[str]) -> Session:
         elif "end" in record:
             ends.append(record["end"])
         elif "id" in record:
-            name, status = str(record["id"]), _CTRF_STATUS.get(str(record.get("status")), CheckStatus.FAILED)
+            name, status = _text(record["id"]), _CTRF_STATUS.get(str(record.get("status")), CheckStatus.FAILED)
             by_session[nonce, name] = status
             if any((n, name) in by_session and by_session[n, name] is not status for n in nonces):
                 flags.add("inconsistent_result")
-            _keep_worst(checks, name, status, str(record.get("message", "")))
+            _keep_worst(checks, name, status, _text(record.get("message", "")))
     return Session(
         checks=checks,
         flags=tuple(sorted(flags)),
@@ -196,7 +196,7 @@ def _read_ctrf(raw: bytes) -> dict[str, tuple[CheckStatus, str]]:
     out: dict[str, tuple[CheckStatus, str]] = {}
     try:
         for test in json.loads(raw)["results"]["tests"]:
-            _keep_worst(out, str(test["name"]), _CTRF_STATUS[test["status"]], str(test.get("message") or ""))
+            _keep_worst(out, _text(test["name"]), _CTRF_STATUS[test["status"]], _text(test.get("message") or ""))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _Unusable(f"/logs/verifier/ctrf.json is not a CTRF report: {type(error).__name__}: {error}") from error
     return out
@@ -213,15 +213,26 @@ def _read_rewards(raw: bytes) -> dict[str, float]:
         values = json.loads(raw)
         if not isinstance(values, dict) or not values:
             raise ValueError("not a flat object of numbers")
-        return {str(k): _finite(v) for k, v in values.items()}
+        return {_text(k): _finite(v) for k, v in values.items()}
     except (ValueError, TypeError, RecursionError) as error:
         raise _Unusable(f"/logs/verifier/reward.json cannot be used: {error}") from error
 
 
 def _finite(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{value!r} is not a finite number")
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{str(value)[:40]} is not a finite number")
+    return number
+
+
+def _text(value: object) -> str:
+    """JSON can hold halves of characters, which no log and no database takes."""
+    return str(value).encode("utf-8", "replace").decode()
 
 
 _Reports = Mapping[str, tuple[CheckStatus, str]]
