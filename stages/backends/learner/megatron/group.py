@@ -145,7 +145,14 @@ class Group:
         else:
             environment.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron's order of kernels under TP and CP
         local = ["--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
-        command = [sys.executable, "-m", "torch.distributed.run", *local, "--max-restarts=0", f"--log-dir={self._folder}"]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            *local,
+            "--max-restarts=0",
+            f"--log-dir={self._folder}",
+        ]
         command += [f"--nproc-per-node={processes}", "-m", SERVE, str(self._folder / SETTINGS)]
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
