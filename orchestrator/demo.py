@@ -109,7 +109,7 @@ def _draw(bars: Progress, bar: TaskID, stage: m.Stage) -> None:
     if not task.started:
         bars.start_task(bar)
     if stage.state is m.StageState.DONE:
-        if not task.finished:
+        if task.fields["phase"] != "done":
             bars.update(bar, total=1, completed=1, phase="done", text="")
             bars.stop_task(bar)
         return
@@ -120,6 +120,7 @@ def _draw(bars: Progress, bar: TaskID, stage: m.Stage) -> None:
         phase=stage.phase or "",
         text=stage.progress_text,
     )
+    task.finished_time = None  # a full bar is the end of a phase: the stage's clock goes on
 
 
 def results(store: Store, cycle_id: int) -> Table:
