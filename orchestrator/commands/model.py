@@ -32,6 +32,14 @@ def build(
 
         rsi model build ./moe --experts 4
     """
+    from stages.errors import ModelError
+
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ModelError(f"{folder} exists already. Name a new folder, or remove it.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)  # not after minutes of work
+    except OSError as error:
+        raise ModelError(f"{folder} cannot be made: {error.strerror}. Name another folder.") from error
     from stages.pretrain.build import BuildRecipe, build_base
     from stages.pretrain.choose import choose_base
     from stages.pretrain.train import ModelShape
@@ -39,6 +47,9 @@ def build(
     from stages.tasks.generate import PoolKind
 
     out, recipe = terminal.console(), BuildRecipe(seed=seed, shape=ModelShape(experts=experts))
+    out.print(
+        f"Running {recipe.acts + recipe.plans + recipe.follows} scripted episodes in bash (seed {seed}); a minute or two …"
+    )
     for line in build_base(folder / "candidates", recipe):
         out.print(line)
     candidates = [folder / "candidates" / f"step-{step}" for step in recipe.save_at]

@@ -71,6 +71,19 @@ def test_errors_have_no_traceback_unless_asked_for(tmp_path: Path) -> None:
     assert "Traceback" in run("cycle", "list", home=tmp_path, RSI_DEBUG="1").stderr
 
 
+def test_a_model_is_built_in_a_new_folder_only(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for taken in (tmp_path, tmp_path / "file"):
+        failed = run("model", "build", str(taken), home=tmp_path / "home")
+        assert (failed.returncode, failed.stderr) == (
+            2,
+            f"error: {taken} exists already. Name a new folder, or remove it.\n",
+        )
+    below = run("model", "build", str(tmp_path / "file" / "x"), home=tmp_path / "home")
+    assert "cannot be made" in below.stderr
+    assert "Traceback" not in below.stderr
+
+
 def test_a_bad_variable_is_named(tmp_path: Path) -> None:
     failed = run("status", home=tmp_path, RSI_CONSOLE_PORT="many")
     assert failed.returncode == 2
