@@ -341,7 +341,8 @@ class CycleConfig(Strict):
             raise ValueError("rsr and rpr each need at least one entry")
         if self.pool != "embedded" and self.validation_suite == "embedded":
             raise ValueError(
-                "the pool is yours, so name your own validation_suite: what selects must be like what trains"
+                "the pool is yours, so name your own validation_suite (in the recipe, or --set validation_suite=DIR): "
+                "what selects must be like what trains"
             )
         if not self.experiment and not all(r.calibrate for r in self.rpr):
             raise ValueError(

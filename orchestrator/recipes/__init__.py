@@ -27,10 +27,11 @@ def load_recipe(recipe: str, *, name: str | None = None, overrides: Mapping[str,
     path = FOLDER / f"{recipe}.toml"
     if not path.exists():
         path = Path(recipe)
-        if path.suffix != ".toml" or not path.exists():
-            raise ConfigError(
-                f"no recipe {recipe!r}: use one of {', '.join(recipe_names())}, or the path of a .toml file"
+        if path.suffix != ".toml" or not path.is_file():
+            missing = (
+                f"{path}: no such file" if path.suffix == ".toml" and not path.exists() else f"no recipe {recipe!r}"
             )
+            raise ConfigError(f"{missing}: use one of {', '.join(recipe_names())}, or the path of a .toml file")
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -38,7 +39,8 @@ def load_recipe(recipe: str, *, name: str | None = None, overrides: Mapping[str,
     for key, value in (overrides or {}).items():
         override(values, key, value)
     values["name"] = name or values.get("name") or str(values.get("recipe", path.stem))
-    return parse_config(values, str(path))
+    changed = f" with {', '.join(overrides)} changed" if overrides else ""
+    return parse_config(values, f"{path}{changed}")
 
 
 def parse_config(values: Mapping[str, Any], source: str) -> CycleConfig:
@@ -46,7 +48,11 @@ def parse_config(values: Mapping[str, Any], source: str) -> CycleConfig:
     try:
         return CycleConfig.model_validate(values)
     except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, e['loc'])) or '(recipe)'}: {e['msg']}" for e in error.errors()]
+        lines = [
+            f"  {'.'.join(map(str, e['loc'])) or '(recipe)'}: "
+            + ("there is no such key" if e["type"] == "extra_forbidden" else e["msg"])
+            for e in error.errors()
+        ]
         raise ConfigError(f"{source} cannot be used:\n" + "\n".join(lines)) from error
 
 

@@ -60,6 +60,19 @@ def test_a_wrong_value_is_named(overrides: dict[str, object], named: str) -> Non
         load_recipe("smoke", overrides=overrides)
 
 
+def test_what_is_wrong_is_said_where_it_was_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"smoke\.toml with foo changed cannot be used:\n  foo: there is no such key"):
+        load_recipe("smoke", overrides={"foo": 1})
+    with pytest.raises(ConfigError, match="--set validation_suite=DIR"):
+        load_recipe("smoke", overrides={"pool": str(tmp_path)})
+    with pytest.raises(ConfigError, match=r"mine\.toml: no such file"):
+        load_recipe(str(tmp_path / "mine.toml"))
+    (tmp_path / "folder.toml").mkdir()
+    for no_file in (tmp_path, tmp_path / "folder.toml"):
+        with pytest.raises(ConfigError, match="no recipe"):
+            load_recipe(str(no_file))
+
+
 def test_an_unknown_recipe_names_those_that_exist(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="demo"):
         load_recipe("nonsense")
