@@ -118,6 +118,8 @@ def details(store: Store, report: Report) -> str:
         parts.append(exports.to_markdown(_cost_words(t.cost_rows(store, s))))
         if selected := t.selection_rows(store, s):
             parts.append("Selected on the protected validation suite:\n\n" + exports.to_markdown(selected))
+        if len(s.measured) < 2:
+            continue  # nothing to choose among
         luck = t.optimism_row(s)
         parts.append(
             f"Choosing the best of these on {s.suite} itself would take {luck['best']} and report "

@@ -82,7 +82,7 @@ def to_json(value: Any) -> str:
 
 
 def deliver(text: str, output: Path | None) -> None:
-    """Writes to a file, or to standard output. Raises ConfigError when the file cannot be written."""
+    """Writes to a file and says so, or to standard output. Raises ConfigError when the file cannot be written."""
     if output is None:
         sys.stdout.write(text)
         return
@@ -90,3 +90,4 @@ def deliver(text: str, output: Path | None) -> None:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{output} cannot be written: {error.strerror}") from error
+    print(f"Written to {output}.", file=sys.stderr)

@@ -82,9 +82,9 @@ def import_harbor(
     trials = _read(folders, skipped)
     watch(f"{len(trials)} trials found, {len(skipped)} cannot be imported")
     if not trials:
-        raise TrialError(
-            "no trial can be imported" + (": " + printable("; ".join(skipped[:5])) if skipped else " from there")
-        )
+        places = ", ".join(map(str, folders))
+        why = "; ".join(skipped[:5]) or f"no folder below {places} holds a trial's result.json, as Harbor writes it"
+        raise TrialError(f"no trial can be imported: {printable(why)}")
     groups = _groups(trials, checkpoint, suite, skipped)
     for group in groups:
         _same_way(store, group)

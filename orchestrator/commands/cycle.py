@@ -196,9 +196,10 @@ def cancel(
     """
     from orchestrator.launch import cancel_cycle
 
-    if not yes:
-        typer.confirm(f"Stop cycle {cycle_id} for good?", abort=True)
     with terminal.opened_store() as store:
+        store.cycles.get(cycle_id)  # says that there is none before it asks
+        if not yes:
+            typer.confirm(f"Stop cycle {cycle_id} for good?", abort=True)
         cancel_cycle(store, cycle_id, actor="cli")
         terminal.console().print(f"Cycle {cycle_id}: {store.cycles.get(cycle_id).state}.")
 

@@ -58,6 +58,7 @@ def build(
         raise ConfigError(f"--from {source}: use {', '.join(rootfs.Source)}")
     kind = rootfs.Source(source) if source else None
     out = terminal.console()
+    out.print(f"Building from {kind or rootfs.best_source()}; with packages to fetch this takes minutes …")
     if target.endswith(".tar"):
         path = Path(target)
         if path.exists():

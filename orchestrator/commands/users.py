@@ -41,6 +41,7 @@ def add(
     """
     from orchestrator.accounts import link_for
     from orchestrator.passwords import hash_password
+    from orchestrator.store.accounts import LINK_MINUTES
 
     roles = _roles(role or ["analyst"])
     hashed = None if link else hash_password(_password())
@@ -50,7 +51,8 @@ def add(
             _note(store, "user.add", login, roles=user.roles)
         terminal.console().print(f"Added {user.login} ({', '.join(user.roles)}).")
         if link:
-            terminal.console().print(link_for(store, login, settings=terminal.settings(), actor="cli"))
+            address = link_for(store, login, settings=terminal.settings(), actor="cli")
+            terminal.console().print(f"Sign in (once, within {LINK_MINUTES} minutes): {address}")
 
 
 @app.command("list")

@@ -25,7 +25,7 @@ class Audits(Repository):
     def get(self, audit_id: int) -> m.Audit:
         with self._session() as session:
             if (found := session.get(m.Audit, audit_id)) is None:
-                raise StoreError(f"There is no audit {audit_id}.")
+                raise StoreError(f"There is no audit {audit_id}. `rsi audit list` shows those that exist.")
             return found
 
     def list(self, *, cycle_id: int | None = None, before: int | None = None, limit: int = 50) -> Page[m.Audit]:
