@@ -44,6 +44,11 @@ class _Group:
 def export_evaluation(store: Store, evaluation_id: int, folder: Path) -> tuple[ExportedJob, ...]:
     """One evaluation as one job folder. Raises StoreError when there is none, TrialError when nothing can be written."""
     e = store.evaluations.get(evaluation_id)
+    if e.cycle_id is not None and e.stage_id is None:
+        raise TrialError(
+            f"evaluation {evaluation_id} was made by `rsi evaluate`, which stores each task's outcomes and no transcripts; "
+            f"`rsi export trials cycle:{e.cycle_id} DIR` writes what the cycle itself attempted"
+        )
     where = TrajectoryFilter(
         cycle_id=e.cycle_id, stage_id=e.stage_id, checkpoint_id=e.checkpoint_id, suite=e.suite, phase=Phase.EVALUATE
     )
@@ -137,10 +142,17 @@ def _rows(store: Store, where: TrajectoryFilter) -> list[m.Trajectory]:
 def _write(
     store: Store, folder: Path, group: _Group, *, digest: str | None = None, k: int | None = None
 ) -> ExportedJob:
-    suite = store.suites.named(group.suite, digest) or store.suites.named(group.suite)
+    # A suite that was measured again at another size is another version: each task is told as the version has it that
+    # was there when it was attempted, and tasks that this one lacks as the others have them.
+    begun = min((r.created_at for r in group.rows), default=None)
+    versions = sorted(
+        (s for s in store.suites.list() if s.name == group.suite),
+        key=lambda s: (s.digest == digest, begun is not None and s.created_at <= begun, s.id),
+    )
     tasks: dict[str, m.Task] = {}
-    if suite is not None and suite.id is not None:
-        tasks = {t.task_id: t for t in store.suites.tasks(suite.id, limit=1_000_000).items}
+    for version in versions:
+        tasks |= {t.task_id: t for t in store.suites.tasks(version.id or 0, limit=1_000_000).items}
+    suite = versions[-1] if versions else None
     most = max(Counter(r.task_id for r in group.rows).values(), default=1)
     job = ExportJob(
         name=folder.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,15 +42,16 @@ def evaluation(store: Store) -> m.Evaluation:
         factories.trajectory(n, task=f"t{n // 2}", suite=SUITE, version="RPR-2", turns=3, end=ends[n % 3])
         for n in range(6)
     ]
-    more = {"cycle_id": cycle.id, "checkpoint_ids": [row.id] * 6}
-    store.trajectories.add(made, phase=Phase.EVALUATE, **more)
+    stage = factories.stages(store, cycle.id)[-1].id
+    more = {"cycle_id": cycle.id, "stage_id": stage, "checkpoint_ids": [row.id]}
+    store.trajectories.add(made, phase=Phase.EVALUATE, **{**more, "checkpoint_ids": [row.id] * 6})
     explored = factories.trajectory(9, task="t1", suite=SUITE, version="RPR-2", turns=2)
-    store.trajectories.add([explored], phase=Phase.EXPLORE, cycle_id=cycle.id, checkpoint_ids=[row.id])
+    store.trajectories.add([explored], phase=Phase.EXPLORE, **more)
     done = EvaluationDone(
         suite=SUITE, suite_digest="x" * 64, checkpoint="RPR-2", k=2, passed=sum(t.strict for t in made), attempts=6,
         verdicts=6, tasks=(), settings={"harness": "shell", "temperature": 0.6, "api_key": "hidden"},
     )  # fmt: skip
-    return store.evaluations.get(store.evaluations.save(done, cycle_id=cycle.id, checkpoint_id=row.id))
+    return store.evaluations.get(store.evaluations.save(done, cycle_id=cycle.id, stage_id=stage, checkpoint_id=row.id))
 
 
 def outcomes(store: Store, **where: object) -> list[tuple[object, ...]]:
@@ -98,6 +100,26 @@ def test_a_cycle_and_a_checkpoint_become_a_folder_of_jobs(
     with pytest.raises(StoreError):
         export_cycle(store, 999, tmp_path / "none")
     assert {p.name for p in tmp_path.iterdir()} - {"artifacts"} == {"checkpoint", "cycle"}  # no half of a failed one
+
+
+def test_a_suite_that_was_measured_again_at_another_size(
+    store: Store, evaluation: m.Evaluation, tmp_path: Path
+) -> None:
+    """What `rsi evaluate` measures is another version of the suite: what the cycle attempted keeps its own tasks."""
+    edited = Task(id="t0", suite=SUITE, family="f", stratum=Stratum.EASY, instruction="Do it.", root=Path(), digest="e")
+    store.suites.register(SUITE, "y" * 64, m.Split.HELD_OUT, [edited], version="1.0")
+    assert evaluation.cycle_id is not None
+    jobs = export_cycle(store, evaluation.cycle_id, tmp_path / "cycle")
+    told = [json.loads(p.read_text())["task_checksum"] for j in jobs for p in j.folder.glob("*/result.json")]
+    assert sorted(told) == ["d0", "d0", "d1", "d1", "d1", "d2", "d2"]
+    report = import_harbor(store, [j.folder for j in jobs])
+    assert (report.trials, report.skipped) == (7, ())
+    measured = EvaluationDone(
+        suite=SUITE, suite_digest="y" * 64, checkpoint="RPR-2", k=2, passed=1, attempts=2, verdicts=2, tasks=()
+    )
+    later = store.evaluations.save(measured, cycle_id=evaluation.cycle_id, checkpoint_id=evaluation.checkpoint_id)
+    with pytest.raises(TrialError, match=f"no transcripts; `rsi export trials cycle:{evaluation.cycle_id}"):
+        export_evaluation(store, later, tmp_path / "evaluation")
 
 
 def test_the_command(store: Store, evaluation: m.Evaluation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
