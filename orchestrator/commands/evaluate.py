@@ -50,13 +50,15 @@ def evaluate(
 
     here, out = terminal.settings(), terminal.console()
     with terminal.opened_store() as store:
-        rows = [
-            c for c in store.checkpoints.of_cycle(cycle_id) if c.retained and (not checkpoint or c.name in checkpoint)
-        ]
-        if not rows:
+        store.cycles.get(cycle_id)  # says clearly that there is none
+        retained = {c.name: c for c in store.checkpoints.of_cycle(cycle_id) if c.retained}
+        if not retained:
+            raise ConfigError(f"cycle {cycle_id} has no retained checkpoint yet")
+        if missing := [name for name in checkpoint or () if name not in retained]:
             raise ConfigError(
-                f"cycle {cycle_id} has no such retained checkpoint; `rsi cycle show {cycle_id}` lists them"
+                f"cycle {cycle_id} has no retained checkpoint {', '.join(missing)}; it has {', '.join(retained)}"
             )
+        rows = [c for name, c in retained.items() if not checkpoint or name in checkpoint]
         suites = [suite_named(name, tasks, here) for name in suite or ("heldout-names", "heldout-combinations")]
         before = {(e.checkpoint_id, e.suite, e.suite_digest) for c in rows for e in _stored(store, c.id)}
         results = measure(store, here, rows, suites, attempts_per_task=attempts, watch=out.print)

@@ -47,13 +47,17 @@ def json_of(said: str) -> dict[str, list[dict[str, object]]]:
 def test_an_empty_suite(store: Store, rsi: Rsi, tmp_path: Path) -> None:
     cycle = factories.cycle(store)
     (tmp_path / "suite").mkdir()
-    assert "no such retained checkpoint" in rsi("evaluate", str(cycle.id), "--suite", str(tmp_path / "suite"))
+    assert "There is no cycle 987654." in rsi("evaluate", "987654", "--suite", str(tmp_path / "suite"))
+    assert "no retained checkpoint yet" in rsi("evaluate", str(cycle.id), "--suite", str(tmp_path / "suite"))
     checkpoints = [
         store.checkpoints.save(m.Checkpoint(cycle_id=cycle.id, name=name, actor_digest=name * 8, retained=True))
         for name in ("Base", "RSR-1")
     ]
     assert "holds no task folder" in rsi("evaluate", str(cycle.id), "--suite", str(tmp_path / "suite"))
     assert "use heldout-names" in rsi("evaluate", str(cycle.id), "--suite", str(tmp_path / "gone"))
+    assert "no retained checkpoint RPR-9; it has Base, RSR-1" in rsi(
+        "evaluate", str(cycle.id), "--checkpoint", "Base", "--checkpoint", "RPR-9"
+    )
     for c in checkpoints:
         empty = EvaluationDone(
             suite="nothing", suite_digest="d" * 64, checkpoint=c.name, k=3, passed=0, attempts=0, verdicts=0, tasks=()
