@@ -87,7 +87,8 @@ def score_table(store: Store, cycle_id: int) -> Table | str:
         return "No checkpoint yet."
     found = store.evaluations.list(checkpoint_ids=[c.id for c in checkpoints if c.id is not None], limit=1000).items
     suites = sorted({e.suite for e in found})
-    scores = {(e.checkpoint_id, e.suite): e for e in reversed(found)}
+    # As in the console: the largest evaluation of a suite, the newest of equals.
+    scores = {(e.checkpoint_id, e.suite): e for e in sorted(found, key=lambda e: (e.attempts, e.id))}
     names = [suite.removeprefix("embedded:") for suite in suites]
     rows = terminal.table("Id", "Checkpoint", "Actor", "Critic", *names, right=("Id", *names))
     for checkpoint in checkpoints:

@@ -13,12 +13,14 @@ from orchestrator import demo, reconcile, workers
 from orchestrator import models as m
 from orchestrator.commands import cycle as commands
 from orchestrator.commands import terminal
+from orchestrator.commands.cycle_view import score_table
 from orchestrator.launch import create_cycle, launch_cycle
 from orchestrator.recipes import load_recipe
 from orchestrator.settings import Settings
 from orchestrator.store import Store
 from orchestrator.workers import FlowRun, FlowState
 from stages.errors import RsiError
+from stages.records import EvaluationDone
 from stages.tasks.embedded import embedded_suite
 from stages.tasks.generate import PoolKind
 from tests import factories
@@ -124,3 +126,23 @@ def test_a_demo_that_fails_without_a_terminal_stops_its_services(
     with pytest.raises(RsiError, match="cycle 1 failed"):
         demo.run_demo(settings=settings)
     assert acts == ["up", "loop", "down"]
+
+
+def test_a_small_measurement_does_not_hide_a_large_one(store: Store) -> None:
+    """`rsi evaluate 1 --tasks 5` after the cycle has measured 40: the tables go on to show the larger, as the console does."""
+    cycle = factories.cycle(store)
+    base = store.checkpoints.save(
+        m.Checkpoint(cycle_id=cycle.id, name="Base", actor_digest="a" * 64, path="/nowhere", retained=True)
+    )
+    for attempts, passed in ((120, 41), (120, 42), (15, 6)):
+        done = EvaluationDone(
+            suite="embedded:heldout-names", suite_digest=f"{attempts}", checkpoint="Base", k=3, passed=passed,
+            attempts=attempts, verdicts=attempts, tasks=(),
+        )  # fmt: skip
+        store.evaluations.save(done, cycle_id=cycle.id, checkpoint_id=base.id)
+    assert cycle.id is not None
+    for table in (demo.results(store, cycle.id), score_table(store, cycle.id)):
+        out = terminal.console()
+        with out.capture() as shown:
+            out.print(table)
+        assert "(42/120)" in shown.get()
