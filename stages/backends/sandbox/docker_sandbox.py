@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from docker.errors import APIError, DockerException, NotFound
@@ -166,9 +167,8 @@ class DockerSandbox:
                     raise
                 self._report = unverifiable(self._task, why)
                 return self._report
-            self._report = await report(
-                judgement, log, began, lambda: self._backend.pristine_gives_verdict(self._task, self._bundle)
-            )
+            pristine = partial(self._backend.on_pristine_image, self._task, self._bundle)
+            self._report = await report(judgement, log, began, pristine, solvable=self._bundle.has_solution)
         return self._report
 
     async def judge_state(self) -> Judgement:
@@ -395,5 +395,4 @@ class DockerSandbox:
 
     def _watch(self, place: str) -> ResultWatch | None:
         """Only on an engine of this machine whose folders we may enter."""
-        loop = asyncio.get_running_loop()
-        return ResultWatch(place, loop) if place else None
+        return ResultWatch(place, asyncio.get_running_loop()) if place else None

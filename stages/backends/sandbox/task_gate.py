@@ -68,6 +68,8 @@ def _of_reference(number: int, solved: CommandResult, report: VerifierReport) ->
         return []
     missing = [f"{c.id} {c.status}" for c in report.checks if c.status is not CheckStatus.PASSED]
     why = f"flags {', '.join(report.flags)}; " if report.flags else ""
+    if "result_rewritten" in report.flags:
+        why += "the verifier must write each result file once, at its end, or as often whatever it finds; "
     why += f"not passed: {', '.join(missing[:8])}; " if missing else ""
     tail = (report.log or solved.output.decode("utf-8", "replace"))[-400:].strip()
     return [

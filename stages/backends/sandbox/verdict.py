@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stages.domain import CheckResult, CheckRole, CheckSpec, CheckStatus, Verdict
 
@@ -41,7 +41,7 @@ class VerifierOutput:
     nonces: Sequence[str] = ()
     rewritten: Mapping[str, int] = field(
         default_factory=dict
-    )  # result file -> how often it was finished, if more than once
+    )  # result file -> times, where it was more than written once
     planted: Sequence[str] = ()  # files in the workspace that only a test runner would heed
     links: Sequence[str] = ()  # links in the workspace that lead to the verifier's own folders
     intact: bool = True  # tests unchanged by the run (digest)
@@ -62,6 +62,8 @@ class Judgement:
     rewards: Mapping[str, float] = field(
         default_factory=dict
     )  # as the verifier wrote them; {"reward": 0} when it was fooled
+    rewritten: Mapping[str, int] = field(default_factory=dict)  # with the flag `result_rewritten`: as in VerifierOutput
+    written_so: Judgement | None = None  # with that flag: the judgement if this is how the verifier itself writes
 
 
 class _Unusable(ValueError):
@@ -70,6 +72,14 @@ class _Unusable(ValueError):
 
 def judge(output: VerifierOutput, manifest: Sequence[CheckSpec]) -> Judgement:
     """PASSED iff every required check ran and passed and reward and exit code agree. Empty manifest: what was reported."""
+    judgement = _judge(output, manifest)
+    if "result_rewritten" not in judgement.flags:
+        return judgement
+    written_so = _judge(replace(output, rewritten={}), manifest)
+    return replace(judgement, rewritten=output.rewritten, written_so=written_so)
+
+
+def _judge(output: VerifierOutput, manifest: Sequence[CheckSpec]) -> Judgement:
     flags = ["planted_files"] if output.planted else []
     session = read_channel(output.channel, output.nonces)
     flags += ["link_to_verifier"] if output.links else []

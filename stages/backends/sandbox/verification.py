@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -27,50 +27,67 @@ class JudgedSandbox(Protocol):
 
 
 class PristineImages:
-    """Whether a task's verifier gives a verdict on a fresh image after the reference solution; asked once per task."""
+    """What a task's verifier says on a fresh image, untouched or after the reference solution; asked once per task."""
 
     def __init__(self) -> None:
-        self._known: dict[str, bool] = {}
-        self._asking: dict[str, asyncio.Lock] = {}
+        self._known: dict[tuple[str, bool], Judgement] = {}
+        self._asking: dict[tuple[str, bool], asyncio.Lock] = {}
 
-    async def give_verdict(
-        self, task: Task, bundle: TaskBundle, open_sandbox: Callable[[Task], Awaitable[JudgedSandbox]]
-    ) -> bool:
-        key = bundle.key
+    async def judgement(
+        self,
+        task: Task,
+        bundle: TaskBundle,
+        open_sandbox: Callable[[Task], Awaitable[JudgedSandbox]],
+        *,
+        solved: bool,
+    ) -> Judgement:
+        """`solved` where there is a solution."""
+        solved = solved and bundle.has_solution
+        key = (bundle.key, solved)
         if key not in self._known:
             async with self._asking.setdefault(key, asyncio.Lock()):
                 if key not in self._known:
                     # patiently and twice: what a machine was too busy for would else be masked for ever
                     patient = replace(task, verifier_timeout_s=_PATIENCE * task.verifier_timeout_s)
-                    solved = bundle.has_solution
-                    first = await self._ask(patient, solved, open_sandbox)
-                    self._known[key] = first or await self._ask(patient, solved, open_sandbox)
+                    said = await self._ask(patient, solved, open_sandbox)
+                    if not said.verdict.counts:
+                        said = await self._ask(patient, solved, open_sandbox)
+                    self._known[key] = said
             self._asking.pop(key, None)
         return self._known[key]
 
     async def _ask(
-        self, task: Task, has_solution: bool, open_sandbox: Callable[[Task], Awaitable[JudgedSandbox]]
-    ) -> bool:
+        self, task: Task, solved: bool, open_sandbox: Callable[[Task], Awaitable[JudgedSandbox]]
+    ) -> Judgement:
         sandbox = await open_sandbox(task)
         try:
-            if has_solution:
+            if solved:
                 await sandbox.run_solution()
-            return (await sandbox.judge_state()).verdict.counts
+            return await sandbox.judge_state()
         finally:
             await sandbox.close()
 
 
+class OnPristineImage(Protocol):
+    """`PristineImages.judgement` of one task."""
+
+    async def __call__(self, *, solved: bool) -> Judgement: ...
+
+
 async def report(
-    judgement: Judgement, log: str, began: float, pristine_gives_verdict: Callable[[], Awaitable[bool]]
+    judgement: Judgement, log: str, began: float, pristine: OnPristineImage, *, solvable: bool
 ) -> VerifierReport:
     """Breaking the verifier does not pay: no verdict here but one on a pristine image is a failure with `broke_verifier`.
 
-    None there either: `verifier_error`, to be masked. `began` is a `time.monotonic()`.
+    None there either: `verifier_error`, to be masked. `began` is a `time.monotonic()`; `solvable`: a pristine
+    image can be solved.
     """
+    if judgement.written_so is not None and solvable and await _writes_so(judgement.rewritten, pristine):
+        judgement = judgement.written_so
     verdict, flags = judgement.verdict, judgement.flags
     if verdict is Verdict.NONE:
         log = f"{log}\n[no verdict: {judgement.reason}]"
-        if await pristine_gives_verdict():
+        if (await pristine(solved=True)).verdict.counts:
             verdict, flags = Verdict.FAILED, (*flags, "broke_verifier")
         else:
             verdict = Verdict.VERIFIER_ERROR
@@ -82,6 +99,15 @@ async def report(
         duration_s=time.monotonic() - began,
         rewards=judgement.rewards,
     )
+
+
+async def _writes_so(rewritten: Mapping[str, int], pristine: OnPristineImage) -> bool:
+    """Whether the verifier itself writes its result files so often, whatever it finds.
+
+    One that writes once more for a success does not: there a program of the agent's could add what is missing.
+    """
+    usual = [(await pristine(solved=solved)).rewritten for solved in (True, False)]
+    return all(usual[0].get(n, 1) == usual[1].get(n, 1) >= times for n, times in rewritten.items())
 
 
 def evidence_log(planted: list[str], links: list[str]) -> str:
