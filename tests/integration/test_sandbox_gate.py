@@ -47,8 +47,11 @@ def test_checks_that_pass_for_nothing_are_counted(machine: Machine, tmp_path: Pa
         ({"solve_sh": None}, "solve.sh is missing"),
         ({"test_sh": "curl -sfm 2 http://example.com/x || exit 127"}, "verifier_error"),
         (
-            {"test_sh": "echo 0 > /logs/verifier/reward.txt; echo 1 > /logs/verifier/reward.txt", "checks": ()},
-            "result_rewritten",
+            {
+                "test_sh": "cd /logs/verifier; echo 0 > reward.txt; [ -f /app/answer.txt ] && echo 1 > reward.txt; true",
+                "checks": (),
+            },
+            "must write each result file once",
         ),
     ],
 )
