@@ -14,7 +14,9 @@ def register(app: typer.Typer) -> None:
 
 
 def inbox(
-    login: Annotated[str, typer.Option("--as", help="Whose inbox.", envvar="USER", show_default="$USER")],
+    login: Annotated[
+        str, typer.Option("--as", help="Whose inbox.", envvar="USER", show_default="$USER, or local")
+    ] = "",
     all_: Annotated[bool, typer.Option("--all", help="Also what was read.")] = False,
     read: Annotated[bool, typer.Option("--read", help="Mark what is shown as read.")] = False,
 ) -> None:
@@ -24,14 +26,10 @@ def inbox(
 
         rsi inbox --as ada --read
     """
-    from stages.errors import ConfigError
-
     rows = terminal.table("", "age", "cycle", "notice")
     with terminal.opened_store() as store:
-        user = store.users.named(login)
-        if user is None or user.id is None:
-            raise ConfigError(f"{login} is no person here. `rsi users list` shows everybody; `--as` names one.")
-        found = store.notices.inbox(user.id, unread=not all_).items
+        user_id = terminal.acting(store, login).id or 0
+        found = store.notices.inbox(user_id, unread=not all_).items
         for entry in found:
             mark = "read" if entry.read_at else "new"
             rows.add_row(
@@ -41,5 +39,5 @@ def inbox(
                 terminal.plain(entry.notice.text),
             )
         if read:
-            store.notices.mark_read(user.id, [entry.id for entry in found])
+            store.notices.mark_read(user_id, [entry.id for entry in found])
     terminal.console().print(rows if found else "Nothing new." if not all_ else "Nothing yet.")

@@ -21,7 +21,9 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 RunbookId = Annotated[str, typer.Argument(help="Id, or the first digits of it.", show_default=False)]
-Login = Annotated[str, typer.Option("--as", help="Who acts.", envvar="USER", show_default="$USER")]
+Login = Annotated[
+    str, typer.Option("--as", help="Who acts: a reviewer.", envvar="USER", show_default="$USER, or local")
+]
 ID_DIGITS = 24
 
 
@@ -43,7 +45,7 @@ def list_(
     table = terminal.table("runbook", "cycle", "task", "lines", "findings", "yours", right=("lines", "findings"))
     with terminal.opened_store() as store:
         where = QueueFilter(mine=mine, cycle_id=cycle_id)
-        found = store.review_queue.rows(where, login, decider=True, needs=needs(store), limit=200)
+        found = store.review_queue.rows(where, _viewer(store, login), decider=True, needs=needs(store), limit=200)
         counts = store.review_queue.finding_counts([(row.id, row.revision) for row in found])
         for row in found:
             findings = sum(n for _, _, n in counts.get(row.id, ()))
@@ -68,6 +70,7 @@ def show(runbook_id: RunbookId, login: Login = "") -> None:
         terminal.console().print(terminal.plain(text))  # what models and tasks wrote may hold escape codes
 
     with terminal.opened_store() as store:
+        login = _viewer(store, login)
         seen = look(store, _whole(store, runbook_id, login), login, decider=True)
         row = seen.runbook
         say(f"Runbook {row.id}, revision {row.revision}, {row.state}; task {row.task_id}, planner {row.planner}")
@@ -92,7 +95,7 @@ def show(runbook_id: RunbookId, login: Login = "") -> None:
 @app.command()
 def approve(
     runbook_id: RunbookId,
-    login: Login,
+    login: Login = "",
     reason: Annotated[str, typer.Option(help="Needed where there are findings.")] = "",
 ) -> None:
     """Approve a runbook whose findings you have seen (`show`). The cycle goes on by itself once the quota is met.
@@ -109,7 +112,7 @@ def approve(
 @app.command()
 def reject(
     runbook_id: RunbookId,
-    login: Login,
+    login: Login = "",
     reason: Annotated[str, typer.Option(help="Why, in words.")] = "",
     number: Annotated[int | None, typer.Option(help="Reason 1 to 9, as on the page.", min=1, max=9)] = None,
 ) -> None:
@@ -125,7 +128,7 @@ def reject(
 
 
 @app.command()
-def undo(runbook_id: RunbookId, login: Login) -> None:
+def undo(runbook_id: RunbookId, login: Login = "") -> None:
     """Take your verdict back, until the replay phase begins.
 
     Example:
@@ -135,12 +138,13 @@ def undo(runbook_id: RunbookId, login: Login) -> None:
     from orchestrator import reviewing
 
     with terminal.opened_store() as store:
+        login = _reviewer(store, login)
         whole = _whole(store, runbook_id, login)
         _tell(whole, reviewing.undo(store, whole, login))
 
 
 @app.command()
-def claim(runbook_id: RunbookId, login: Login) -> None:
+def claim(runbook_id: RunbookId, login: Login = "") -> None:
     """Keep others out for 30 minutes.
 
     Example:
@@ -150,13 +154,14 @@ def claim(runbook_id: RunbookId, login: Login) -> None:
     from orchestrator import reviewing
 
     with terminal.opened_store() as store:
+        login = _reviewer(store, login)
         whole = _whole(store, runbook_id, login)
         until = reviewing.claim(store, whole, login)
     terminal.console().print(f"Runbook {whole} is yours until {until:%H:%M} UTC.")
 
 
 @app.command()
-def release(runbook_id: RunbookId, login: Login) -> None:
+def release(runbook_id: RunbookId, login: Login = "") -> None:
     """End your claim.
 
     Example:
@@ -166,6 +171,7 @@ def release(runbook_id: RunbookId, login: Login) -> None:
     from orchestrator import reviewing
 
     with terminal.opened_store() as store:
+        login = _reviewer(store, login)
         whole = _whole(store, runbook_id, login)
         reviewing.release(store, whole, login)
     terminal.console().print(f"Runbook {whole} is free.")
@@ -174,7 +180,7 @@ def release(runbook_id: RunbookId, login: Login) -> None:
 @app.command()
 def revise(
     runbook_id: RunbookId,
-    login: Login,
+    login: Login = "",
     file: Annotated[
         Path | None,
         typer.Option(help="The new lines, `[turn 2, 3]` behind each; without it they are printed to be edited."),
@@ -193,6 +199,7 @@ def revise(
 
     out = terminal.console()
     with terminal.opened_store() as store:
+        login = _reviewer(store, login)
         whole = _whole(store, runbook_id, login)
         row = store.runbooks.get(whole)
         if file is None:
@@ -242,6 +249,7 @@ def _decide(runbook_id: str, login: str, decision: Decision, reason: str, number
     from orchestrator import reviewing
 
     with terminal.opened_store() as store:
+        login = _reviewer(store, login)
         whole = _whole(store, runbook_id, login)
         outcome = reviewing.decide(
             store, whole, login, decision, reason=reason, number=number, settings=terminal.settings()
@@ -256,6 +264,19 @@ def _tell(runbook_id: str, outcome: Outcome) -> None:
     elif outcome.state is not None:
         then = f"{outcome.waiting} still wait" if outcome.open else "the quota is met, the cycle goes on"
         out.print(f"Runbook {runbook_id}: {outcome.state.status} ({outcome.state.reason}); {then}.", markup=False)
+
+
+def _reviewer(store: Store, login: str) -> str:
+    from orchestrator.models import Role
+
+    return terminal.acting(store, login, Role.REVIEWER).login
+
+
+def _viewer(store: Store, login: str) -> str:
+    """Who looks; nobody ("") where no name was given and $USER has no account."""
+    if terminal.unnamed(login) and terminal.account(store, login) is None:
+        return ""
+    return terminal.acting(store, login).login
 
 
 def _whole(store: Store, start: str, login: str) -> str:

@@ -1,5 +1,6 @@
 """What commands share: the settings and the store they work on, and how numbers look."""
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from orchestrator.models import Role, User
     from orchestrator.settings import Settings
     from orchestrator.store.facade import Store
 
@@ -58,6 +60,32 @@ def opened_store() -> "Iterator[Store]":
         yield store
     finally:
         store.close()
+
+
+def unnamed(login: str) -> bool:
+    """True when `--as` says no more than who is at this machine."""
+    return login in ("", os.environ.get("USER"))
+
+
+def account(store: "Store", login: str) -> "User | None":
+    """The account of `--as`; for who is at this machine and has none, the account `local` of the embedded default."""
+    from orchestrator.accounts import LOCAL
+
+    return store.users.named(login) or (store.users.named(LOCAL) if unnamed(login) else None)
+
+
+def acting(store: "Store", login: str, role: "Role | None" = None) -> "User":
+    """The person of `--as`. Raises ConfigError for nobody, somebody disabled, or somebody without the role."""
+    from orchestrator.accounts import LOCAL
+    from stages.errors import ConfigError
+
+    if (user := account(store, login)) is None:
+        raise ConfigError(f"{login or LOCAL} is no person here. `rsi users list` shows everybody; `--as` names one.")
+    if user.disabled_at:
+        raise ConfigError(f"{user.login} is disabled. `rsi users enable {user.login}` lets them in again.")
+    if role is not None and role not in user.roles:
+        raise ConfigError(f"{user.login} is no {role}. `rsi users list` shows who is; `--as` names one.")
+    return user
 
 
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:

@@ -134,6 +134,10 @@ def test_the_inbox_by_command(
     assert "Nothing new" in rsi("--as", "ada")
     assert "read" in rsi("--as", "ada", "--all")
     assert store.notices.unread(people["ada"]) == 0
+    monkeypatch.setenv("USER", "somebody")  # without an account, as on a laptop: the account `local` is theirs
+    assert "somebody is no person here" in str(CliRunner().invoke(app, ["inbox"]).exception)
+    store.users.add("local", list(m.Role))
+    assert "Nothing new" in rsi()
 
 
 # ------------------------------------------------------------------------------------------------------------ webhook

@@ -360,6 +360,13 @@ def test_the_command_line_keeps_the_same_rules(
         assert "revision 2: the rules approve" in call("revise", gate.clean[0], "--as", "ada", "--file", str(lines))
         assert "wrote this revision" in call("approve", gate.clean[0], "--as", "ada")
         assert "needs a reason" in call("reject", gate.clean[1], "--as", "ada")
+        assert "adda is no person here" in call("approve", gate.clean[1], "--as", "adda")
+        assert "adda is no person here" in call("show", gate.clean[1], "--as", "adda")
+        monkeypatch.setenv("USER", "adda")
+        assert gate.soft in call("list")  # anybody at this machine may look
+        assert "adda is no person here" in call("approve", gate.clean[1])
+        monkeypatch.setenv("USER", "ada")
+        assert "needs a reason" in call("reject", gate.clean[1])
         assert "ada" in call("statistics")
     finally:
         get_settings.cache_clear()
