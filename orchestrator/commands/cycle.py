@@ -37,7 +37,7 @@ def launch(
     ] = None,
     pool: Annotated[
         Path | None,
-        typer.Option(help="Folder of training tasks in Harbor layout.", show_default="the recipe's", metavar="DIR"),
+        typer.Option(help="Folder of training tasks in Harbor layout; needs a validation_suite like it.", show_default="the recipe's", metavar="DIR"),
     ] = None,
     override: Annotated[
         list[str] | None,
@@ -56,7 +56,7 @@ def launch(
 
         rsi cycle launch demo --set rounds=1 --set evaluate.attempts_per_task=1 --follow
 
-        rsi cycle launch my-recipe.toml --model ~/models/qwen3-0.6b --pool ~/tasks/train
+        rsi cycle launch my-recipe.toml --model ~/models/qwen3-0.6b --pool ./train --set validation_suite=./validation
     """
     from orchestrator.launch import launch_cycle
     from orchestrator.recipes import parse_overrides

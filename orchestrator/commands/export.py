@@ -38,7 +38,7 @@ def trials(
 
     Examples:
 
-        rsi export trials evaluation:7 ./jobs/rpr-2
+        rsi export trials checkpoint:3/RPR-2 ./jobs/rpr-2
 
         rsi export trials cycle:3 ./jobs/cycle-3
     """
