@@ -24,7 +24,7 @@ def compare(
             metavar="CHECKPOINT...",
         ),
     ],
-    suite: Annotated[str | None, typer.Option(help="Only this suite.", show_default="all, the newest evaluation of each")] = None,
+    suite: Annotated[str | None, typer.Option(help="Only this suite.", show_default="all")] = None,
     all_pairs: Annotated[
         bool, typer.Option("--all-pairs", help="Every pair, not only each against the first.")
     ] = False,
