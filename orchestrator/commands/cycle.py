@@ -37,7 +37,11 @@ def launch(
     ] = None,
     pool: Annotated[
         Path | None,
-        typer.Option(help="Folder of training tasks in Harbor layout; needs a validation_suite like it.", show_default="the recipe's", metavar="DIR"),
+        typer.Option(
+            help="Folder of training tasks in Harbor layout; needs a validation_suite like it.",
+            show_default="the recipe's",
+            metavar="DIR",
+        ),
     ] = None,
     override: Annotated[
         list[str] | None,
