@@ -74,6 +74,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("runbook_id", name="pk_known_leak"),
     )
     op.create_index("ix_known_leak_stage_id", "known_leak", ["stage_id"])
+    op.create_index("ix_known_leak_copy_of", "known_leak", ["copy_of"])
     op.create_index("ix_runbook_queue", "runbook", ["state", "stage_id", "id"])
     op.create_index("ix_review_people", "review", ["id"], postgresql_where=sa.text("reviewer LIKE 'person:%'"))
 

@@ -68,7 +68,7 @@ class KnownLeak(SQLModel, table=True):
 
     runbook_id: str = Field(primary_key=True)
     stage_id: int = Field(foreign_key="stage.id", index=True)
-    copy_of: str  # the clean runbook
+    copy_of: str = Field(index=True)  # the clean runbook
     kind: str  # which planting
     line: int  # 0-based
     truth: str  # what a reviewer should have found; shown after the own verdict

@@ -25,7 +25,12 @@ STATES = {"open": "waiting", "approved": "approved", "rejected": "rejected", "co
 # Real and planted ones are read apart and merged: so each comes in order from an index, and a page of a long queue reads
 # a page of rows.
 _COLUMNS = "b.id, b.revision, b.task_id, b.state, b.author, b.lines, b.created_at"
-_REAL = f"SELECT {_COLUMNS}, b.stage_id AS gate, false AS planted FROM runbook b WHERE b.stage_id IS NOT NULL"
+# Nor do a planted one and its original ever stand there together, for the pair would tell: the original comes after the
+# own verdict on the copy.
+_REAL = f"""SELECT {_COLUMNS}, b.stage_id AS gate, false AS planted FROM runbook b WHERE b.stage_id IS NOT NULL
+AND NOT (:decider AND EXISTS (SELECT 1 FROM runbook o WHERE o.stage_id = b.stage_id AND o.state = 'waiting')
+  AND EXISTS (SELECT 1 FROM known_leak k WHERE k.copy_of = b.id AND NOT EXISTS (
+    SELECT 1 FROM review w WHERE w.runbook_id = k.runbook_id AND w.reviewer = :me)))"""
 _PLANTED = (
     f"SELECT {_COLUMNS}, k.stage_id AS gate, true AS planted FROM known_leak k JOIN runbook b ON b.id = k.runbook_id "
     "WHERE :decider"

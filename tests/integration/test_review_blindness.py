@@ -39,7 +39,9 @@ def test_a_planted_leak_looks_like_any_other_item_and_reaches_nothing(new_gate: 
     assert (copy.stage_id, copy.cycle_id) == (None, None)
     assert (copy.created_at, copy.author, copy.planner) == (original.created_at, "", original.planner)
     ids = {p.runbook_id for p in planted}
-    assert ids <= set(review_look.queue_of(store, "ada"))
+    waiting = set(review_look.queue_of(store, "ada"))
+    assert ids <= waiting
+    assert not {p.copy_of for p in planted} & waiting  # two of one task would tell
     assert not ids & {b.id for b in store.runbooks.load(gate.stage.id)}
     assert not ids & {r.id for r in store.runbooks.list(limit=1000).items}
     before = look(gate, leak.runbook_id, "ada")
@@ -55,7 +57,9 @@ def test_a_planted_leak_looks_like_any_other_item_and_reaches_nothing(new_gate: 
     assert outcome.planted.truth == leak.truth
     assert look(gate, leak.runbook_id, "ada").planted is not None
     assert look(gate, leak.runbook_id, "bob").planted is None  # still an item for others
+    assert leak.copy_of in review_look.queue_of(store, "ada")
     assert leak.runbook_id in review_look.queue_of(store, "bob")
+    assert leak.copy_of not in review_look.queue_of(store, "bob")
     with pytest.raises(ReviewRefused, match="revealed"):
         reviewing.undo(store, leak.runbook_id, "ada")
     decide(gate, planted[1].runbook_id, "bob", YES)
