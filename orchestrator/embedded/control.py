@@ -168,7 +168,7 @@ def _stop_if_interrupted(settings: Settings) -> Iterator[list[bool]]:
 def _require_ports(settings: Settings, *, console: bool) -> None:
     """Ask before anything is started; the supervisor asks again."""
     if not prefect_server.external():
-        ports.require_free(settings.prefect_port, service="prefect", option=services.PREFECT_OPTION)
+        ports.require_free(settings.prefect_port, service="Prefect server", option=services.PREFECT_OPTION)
     if console:
         host = settings.console_host
         ports.require_free(settings.console_port, service="console", option=services.CONSOLE_OPTION, host=host)

@@ -289,11 +289,9 @@ def _outcomes(
 
 
 def _measured(e: EvaluationDone) -> str:
-    own = e.settings
-    return (
-        f"{len(e.tasks)} tasks × {e.k} attempts, harness {own.get('harness')}, temperature {own.get('sampling.temperature')}, "
-        f"top-p {own.get('sampling.top_p')}"
-    )
+    named = {"harness": "harness", "temperature": "sampling.temperature", "top-p": "sampling.top_p"}
+    known = [f"{name} {e.settings[key]}" for name, key in named.items() if e.settings.get(key) is not None]
+    return ", ".join([f"{len(e.tasks)} tasks × {e.k} attempts", *known])
 
 
 def _rates(e: EvaluationDone) -> dict[str, float]:
