@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -46,11 +47,14 @@ class HashedFiles(StaticFiles):
 def start() -> FastAPI:
     """The app of a process of its own: settings that cannot be used end it with one line instead of a traceback."""
     try:
-        return create_app()
+        app = create_app()
     except RsiError as error:
         if os.environ.get("RSI_DEBUG"):
             raise
         sys.exit(f"error: the console does not start: {error}")
+    gc.collect()
+    gc.freeze()  # what is loaded by now stays; the collector going through it again and again stops every page for 0.15 s
+    return app
 
 
 def create_app(store: Store | None = None, settings: Settings | None = None) -> FastAPI:
