@@ -112,6 +112,7 @@ def test_a_state_that_cannot_be_copied_between_steps_is_a_failure(machine: Machi
 
 
 @pytest.mark.docker
+@pytest.mark.full
 def test_an_engine_elsewhere_is_searched_by_names(
     docker_machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

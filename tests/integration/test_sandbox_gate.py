@@ -15,7 +15,7 @@ import pytest
 from stages.backends.sandbox.bubblewrap import BubblewrapBackend
 from stages.backends.sandbox.task_gate import gate_task
 from stages.domain import Verdict
-from tests.integration.sandbox_kit import TEST_SH, Machine, make_task, started_machine
+from tests.integration.sandbox_kit import KINDS, TEST_SH, Machine, make_task, started_machine
 
 
 @pytest.fixture(scope="module")
@@ -60,19 +60,13 @@ def test_bad_tasks_are_told_why(machine: Machine, tmp_path: Path, changes: dict,
     assert said in "\n".join(gate.problems)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        "bubblewrap",
-        pytest.param("bubblewrap-user", marks=pytest.mark.full),
-        pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.full]),
-    ],
-)
+@pytest.fixture(scope="module", params=KINDS)
 def every(request: pytest.FixtureRequest) -> Iterator[Machine]:
     with started_machine(request) as out:
         yield out
 
 
+@pytest.mark.full
 def test_what_the_doctor_says_is_tested(every: Machine) -> None:
     rows = {c.name: c for c in every.wait(every.backend.capabilities())}
     assert len(rows) >= 18

@@ -30,7 +30,6 @@ from tests.integration.sandbox_kit import (
     started_machine,
 )
 
-ON_DOCKER = frozenset({"test_attempts_in_a_row_leave_nothing_however_they_end"})
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -42,7 +41,7 @@ def started(request: pytest.FixtureRequest) -> Iterator[Machine]:
 
 @pytest.fixture
 def machine(request: pytest.FixtureRequest, started: Machine) -> Machine:
-    skip_slow_half(request, started, ON_DOCKER)
+    skip_slow_half(request, started, frozenset())
     return started
 
 
