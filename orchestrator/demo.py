@@ -127,8 +127,7 @@ def results(store: Store, cycle_id: int) -> Table:
     """The table of checkpoints: strict successes on each reported suite, with 95 % Wilson intervals."""
     suites: dict[str, None] = {}
     cells: dict[tuple[str, str], str] = {}
-    found = store.evaluations.list(cycle_id=cycle_id, limit=1000).items
-    for e in sorted(found, key=lambda e: (e.attempts, e.id)):  # the largest is shown, the newest of equals
+    for e in store.evaluations.by_size(cycle_id=cycle_id):
         suites[e.suite] = None
         interval = wilson(e.passed, e.verdicts)
         if interval is None:

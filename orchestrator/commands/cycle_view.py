@@ -85,10 +85,9 @@ def score_table(store: Store, cycle_id: int) -> Table | str:
     checkpoints = store.checkpoints.of_cycle(cycle_id)
     if not checkpoints:
         return "No checkpoint yet."
-    found = store.evaluations.list(checkpoint_ids=[c.id for c in checkpoints if c.id is not None], limit=1000).items
+    found = store.evaluations.by_size(checkpoint_ids=[c.id for c in checkpoints if c.id is not None])
     suites = sorted({e.suite for e in found})
-    # As in the console: the largest evaluation of a suite, the newest of equals.
-    scores = {(e.checkpoint_id, e.suite): e for e in sorted(found, key=lambda e: (e.attempts, e.id))}
+    scores = {(e.checkpoint_id, e.suite): e for e in found}
     names = [suite.removeprefix("embedded:") for suite in suites]
     rows = terminal.table("Id", "Checkpoint", "Actor", "Critic", *names, right=("Id", *names))
     for checkpoint in checkpoints:

@@ -115,6 +115,11 @@ class Evaluations(Repository):
         with self._session() as session:
             return page(session.execute(query.execution_options(populate_existing=True)).scalars().all(), limit, "id")
 
+    def by_size(self, *, cycle_id: int | None = None, checkpoint_ids: Sequence[int] = ()) -> Sequence[m.Evaluation]:
+        """Smallest first, older first among equals: the last one of a suite is the one that is shown, as in the console."""
+        found = self.list(cycle_id=cycle_id, checkpoint_ids=checkpoint_ids, limit=1000).items
+        return sorted(found, key=lambda e: (e.attempts, e.id or 0))
+
     def tasks(self, evaluation_ids: Sequence[int]) -> Mapping[int, Sequence[m.EvaluationTask]]:
         """Evaluation id -> its tasks in order of task id."""
         query = select(m.EvaluationTask).where(col(m.EvaluationTask.evaluation_id).in_(evaluation_ids))
